@@ -144,7 +144,7 @@ def generated_time(call: Call, kernel: str, target: Target) -> float:
     Raises:
         Unsupported: the target has no efficiency for them, or the scores would be in memory.
     """
-    capabilities, left, mask, total = target.capabilities, _tiles(call), call.mask, 0.0
+    capabilities, left, mask, total = target.capabilities, _expected(call), call.mask, 0.0
     if _is_single(call, capabilities):
         return _single_time(call, capabilities)
     _refuse_stored_scores(call, capabilities)
@@ -258,6 +258,15 @@ def _tiles(call: Call) -> float:
         return 1.0
     sizes = {axis.symbol: int(axis.size) for axis in call.mask.axes}
     return share_of_blocks(call.mask.where, [call.mask.axes[-1].symbol], sizes)
+
+
+def _expected(call: Call) -> float:
+    """Return the share of the tiles of scores that a mask is expected to leave: of flags in memory not all, while
+    numbers may be a bias that hides nothing.
+    """
+    if call.mask is not None and call.mask.loads_each and call.mask.value.dtype is torch.bool:
+        return UNKNOWN_SHARE
+    return _tiles(call)
 
 
 def _moved(call: Call, capabilities: Capabilities, backward: bool) -> float:

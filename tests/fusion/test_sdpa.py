@@ -234,8 +234,7 @@ def large(dtype: torch.dtype = torch.bfloat16, width: int = 64, *, training: boo
     return tuple(x.to(dtype).requires_grad_(training) for x in operands(8, 1024, 1024, width, width))
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("program", [plain, causal])
+@pytest.mark.parametrize(("program", "training"), [(plain, False), (plain, True), (causal, True)])
 def test_the_library_keeps_the_calls_it_is_faster_at(program: Program, training: bool, chosen: Chosen) -> None:
     torch.compile(program, backend=chosen)(*large(training=training))
     choice = chosen.only
@@ -304,7 +303,7 @@ def test_masks_that_are_computed_are_generated(program: Program, training: bool,
 
 
 def test_a_computed_mask_skips_blocks(chosen: Chosen) -> None:
-    """The hidden blocks of a mask that is computed from indices are not computed; those of a tensor are."""
+    """The hidden blocks of a mask that is computed from indices are known; those of a tensor are not."""
     for program in (alibi, window):
         torch.compile(program, backend=chosen)(*large())
     torch.compile(masked, backend=chosen)(*large(), torch.ones(1024, 1024, dtype=torch.bool))

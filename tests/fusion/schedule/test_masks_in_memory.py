@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
-from torch import Tensor
+from torch import Tensor, fx
 
 import fusion
+import fusion.codegen.c.target
+from fusion.attention import Choice, Chooser
+from fusion.codegen.c.device import EPYC_AVX2
+from fusion.codegen.c.target import CTarget
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.masks import added, masks
 
@@ -73,6 +78,7 @@ def test_keys_and_values_that_are_hidden_are_not_read(hidden: float) -> None:
 
 @pytest.mark.parametrize("form", [None, -math.inf, LEAST], ids=["flags", "infinity", "least"])
 def test_gradients(form: float | None) -> None:
+    """The mask of a block of keys is copied with its queries as lanes, and not read where all of it is true."""
     function = selected if form is None else summed
     fused = fusion.fuse(function, options=OPTIONS)
     upstream = torch.randn(2, ROWS, 16, generator=torch.Generator().manual_seed(1))
@@ -91,6 +97,34 @@ def test_gradients(form: float | None) -> None:
         got, eager = gradients(fused, inputs, mask), gradients(function, inputs, mask)
         for each in zip(got, eager, exact, strict=True):
             assert_as_eager(*each)
+    sources = [kernel.source for kernel in fusion.report(fused).graphs[-1].kernels]
+    assert any("turned0[" in source for source in sources)
+    assert any("if (whole0) __builtin_memset(turned0, 1," in source for source in sources) is (form is None)
+
+
+def test_flags_are_expected_to_hide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers may be a bias that hides nothing: then the generated backward takes longer than the library's."""
+    monkeypatch.setattr(fusion.codegen.c.target, "present", lambda: replace(EPYC_AVX2, threads=2))
+    choices: list[Choice] = []
+    chooser = Chooser(lambda device: CTarget())
+
+    def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def backend(graph: fx.GraphModule, inputs: object) -> Callable[..., object]:
+        choices.extend(chooser(graph))
+        (results,) = graph.graph.output_node().args
+        return lambda *_: results
+
+    inputs = [torch.zeros(1, 8, 2048, 64, requires_grad=True) for _ in range(3)]
+    flags = torch.ones(2048, 2048, dtype=torch.bool)
+    for mask in (flags, flags.float()):
+        torch._dynamo.reset()
+        torch.compile(masked, backend=backend)(*inputs, mask)
+    some, every = choices
+    assert some.generated and not every.generated
+    assert some.generated_us is not None and every.generated_us is not None
+    assert some.generated_us == pytest.approx(0.75 * every.generated_us, rel=0.02)
 
 
 def test_sizes_that_vary() -> None:
