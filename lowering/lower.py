@@ -399,8 +399,8 @@ class Lowering:
     def _tensors_of(self, args: Sequence[object], owners: dict[str, object]) -> Iterator[BufferRef | sympy.Expr | None]:
         """Return each argument as a tensor of its own for each node: detached tensors share memory, not identity.
 
-        The earliest node owns the memory, as in eager, and the others are views of it: autograd forbids writes to a
-        base that is itself a view.
+        The earliest node owns the memory, as in eager: autograd forbids writes to a base that is itself a view.  The
+        others are views of it, or detached from it, as views of a result with a gradient have one.
 
         Args:
             owners: the nodes that own the buffers returned so far; the owners of `args` are added.
@@ -415,7 +415,9 @@ class Lowering:
             if isinstance(out, BufferRef) and owners[out.name] is not arg:
                 buffer = self.builder.buffers[out.name]
                 alias = self.builder.buffer(buffer.dtype, buffer.shape, buffer.strides, buffer.device)
-                self.builder.nodes.append(Extern((alias.name,), torch.ops.aten.alias.default, (out,), {}, is_view=True))
+                detached = isinstance(arg, fx.Node) and arg.target is torch.ops.aten.detach.default
+                again = torch.ops.aten.detach.default if detached else torch.ops.aten.alias.default
+                self.builder.nodes.append(Extern((alias.name,), again, (out,), {}, is_view=True))
                 out = BufferRef(alias.name)
             outputs.append(out)
         return iter(outputs)
