@@ -34,6 +34,7 @@ def generated_share(node: Contract, estimate: Callable[[sympy.Expr], int], capab
     tiles = math.prod(length[symbol] for symbol in length if symbol not in (*node.rows, *node.columns))
     for symbols, side in ((node.rows, capabilities.tiles.rows), (node.columns, capabilities.tiles.columns)):
         tiles *= -(-math.prod(length[symbol] for symbol in symbols) // side)
+    tiles = max(tiles, 1)  # a symbolic size may have been 0 when the graph was traced
     return share * tiles / (processors * -(-tiles // processors))
 
 

@@ -113,7 +113,12 @@ def test_the_library_is_slower_the_odder_rows_are() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "inner", "columns", "tiles", "rounds"),
-    [(1000, 1001, 1003, 32, 1), (1000, 4001, 1003, 32, 1), (8000, 1001, 1003, 252, 2), (64, 1001, 1003, 4, 1)],
+    [
+        (1000, 1001, 1003, 32, 1),
+        (1000, 4001, 1003, 32, 1),
+        (8000, 1001, 1003, 252, 2),
+        (64, 1001, 1003, 4, 1),
+    ],
 )
 def test_a_generated_product_of_odd_rows_takes_whole_rounds_of_tiles(
     rows: int, inner: int, columns: int, tiles: int, rounds: int
@@ -124,6 +129,7 @@ def test_a_generated_product_of_odd_rows_takes_whole_rounds_of_tiles(
     assert isinstance(product, Contract)
     share = generated_share(product, int, capabilities)
     assert share == pytest.approx(capabilities.misaligned_rows.product * tiles / (132 * rounds))
+    assert generated_share(product, lambda size: 0, capabilities) > 0, "a symbolic size was 0"
 
 
 def test_a_small_product_of_odd_rows_reads_copies() -> None:
