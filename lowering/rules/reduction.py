@@ -300,11 +300,11 @@ def moments(
     Σ (x - mean) / n: the mean of equal numbers is exact, and the mean of a row with an infinity is NaN, as in eager,
     which updates it number by number.
     """
-    average = mean_over(ctx, x, dims)
+    size = count(x, dims)
+    average = x if size == 1 else mean_over(ctx, x, dims)  # one number is its own mean, an infinity too
     squares = combine(lambda a, m: (a - m) * (a - m), x, average)
     total = fold(ctx, "sum", [squares], dims, keepdim=True)
-    size = count(x, dims)
-    if corrected and size != 1:  # one number is its own mean, an infinity too
+    if corrected and size != 1:
         rest = fold(ctx, "sum", [combine(lambda a, m: a - m, x, average)], dims, keepdim=True)
         points = Term(literal(size, x.dtype))
         total = combine(lambda s, r: maximum(s - r * r / points, 0.0), total, rest)

@@ -53,3 +53,14 @@ def test_rows_of_16_bits_are_read_once_for_their_moments() -> None:
 
 def test_rows_of_32_bits_are_read_twice_for_their_moments() -> None:
     assert walks_of_rows(torch.float32) == 3
+
+
+def test_the_variance_of_one_product_is_no_fused_multiply_add() -> None:
+    """It is 0, and its estimate with one degree of freedom less is NaN, however the product is rounded."""
+
+    def variances(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * x).var(0, correction=0), (x * x).std(0)
+
+    export = fusion.export_kernels(variances, torch.empty(1, 64), target="triton", arch="sm_90")
+    (kernel,) = export.kernels
+    assert "sub = mul - mul" in kernel.source and '"enable_fp_fusion": False' in kernel.source
