@@ -19,8 +19,10 @@ this kernel's GRID axes it follows tile by tile: its program for a point of thes
 are done, and reads their results: split-K sums its parts so.
 
 Statements run in order.  A fold over WHOLE axes is complete at once; a fold over LOOP axes stands inside a `Loop` over
-exactly these axes and is complete after it.  Nothing else is said about how an axis becomes blocks, warps, threads or
-vector lanes: the code generator decides.
+exactly these axes and is complete after it.  It may also stand in a loop inside that one: such a *crossing* fold has a
+result for each point of the inner loop, which is kept until the outer loop is over.  So one loop nest computes the sums
+of the rows and of the columns of a matrix that is never stored.  Nothing else is said about how an axis becomes blocks,
+warps, threads or vector lanes: the code generator decides.
 
 A fold may be named inside its own loop, after its definition: that is its running value, over all blocks so far and the
 current one.  A later fold that accumulates values computed from such a running value must be corrected when it changes,
@@ -372,6 +374,18 @@ def running(loop: Loop) -> frozenset[str]:
 def loop_folds(loop: Loop) -> tuple[Fold, ...]:
     """Return the folds that a loop completes: over its axes, and not complete within each block."""
     return tuple(stmt for stmt in loop.body if isinstance(stmt, Fold) and set(stmt.over) & set(loop.axes))
+
+
+def crossing_folds(loop: Loop) -> tuple[Fold, ...]:
+    """Return the folds over a loop's axes that stand in loops inside it, of whose points each has a result."""
+    inner = (stmt for part in loop.body if isinstance(part, Loop) for stmt in statements(part.body, Fold))
+    return tuple(fold for fold in inner if set(fold.over) == set(loop.axes))
+
+
+def outer_axes(kernel: Kernel) -> frozenset[sympy.Symbol]:
+    """Return the axes of the loops over which crossing folds run."""
+    loops = (loop for loop in statements(kernel.body, Loop) if crossing_folds(loop))
+    return frozenset(axis for loop in loops for axis in loop.axes)
 
 
 Spans = Mapping[Expr, frozenset[sympy.Symbol]]

@@ -20,6 +20,7 @@ from fusion.lowering.ir.kernel import (
     Spans,
     Stmt,
     Store,
+    crossing_folds,
     loaded,
     loop_folds,
     running,
@@ -58,7 +59,7 @@ def verify_kernel(kernel: Kernel) -> None:
             checker.check_header(written)
             if part is not kernel:
                 checker.check_launch(kernel, follows=part in chain)
-            checker.check_body(part.body, ())
+            checker.check_body(part.body)
             checker.check_overwrites()
             checker.check_spans()
         except Broken as broken:
@@ -77,6 +78,7 @@ class _KernelRules:
         self.expressions = ExpressionRules({p.name: (p.dtype, (p.extent,)) for p in kernel.params}, tiles=True)
         self.folds: dict[str, Fold | Prefix] = {}
         self.running: set[str] = set()
+        self.crossing: set[str] = set()  # folds over a loop that is not over, which stand in a loop inside it
         self.closed: set[str] = set()  # prefixes whose loop is over
         self.place = "header"
 
@@ -139,14 +141,16 @@ class _KernelRules:
                 not param.written or param.name in stored, "{} is to be written, but nothing stores to it", param.name
             )
 
-    def check_body(self, body: Sequence[Stmt], loop: tuple[sympy.Symbol, ...]) -> None:
-        """Check the statements of a kernel, or of a loop over these axes, and the names that they use."""
+    def check_body(self, body: Sequence[Stmt], *loops: Loop) -> None:
+        """Check the statements of a kernel, or of the last of nested loops, and the names that they use."""
         folded: set[str] = set()
         scanned: set[str] = set()
+        loop = loops[-1].axes if loops else ()
         for stmt in body:
             if isinstance(stmt, Loop):
-                self._check_loop(stmt, loop)
-                self.check_body(stmt.body, stmt.axes)
+                self._check_loop(stmt, loops)
+                self.check_body(stmt.body, *loops, stmt)
+                self.crossing -= {fold.name for fold in crossing_folds(stmt)}
                 continue
             self.place = _place_of(stmt)
             match stmt:
@@ -157,10 +161,12 @@ class _KernelRules:
                     if loop:
                         scanned.add(stmt.name)
                 case Fold():
-                    self._check_fold(stmt, loop)
+                    self._check_fold(stmt, loops)
                     self._check_values(replace(stmt, carry=None))
                     self.folds[stmt.name] = stmt
-                    if self._is_loop_fold(stmt):
+                    if self._is_loop_fold(stmt) and set(stmt.over) != set(loop):
+                        self.crossing.add(stmt.name)
+                    elif self._is_loop_fold(stmt):
                         self.running.add(stmt.name)
                         folded.add(stmt.name)
                     self._check_carry(stmt)
@@ -191,12 +197,13 @@ class _KernelRules:
                 require(alike, "it overwrites {} at another place than it reads", stmt.param)
                 overwritten.add(stmt.param)
 
-    def _check_loop(self, stmt: Loop, outer: tuple[sympy.Symbol, ...]) -> None:
+    def _check_loop(self, stmt: Loop, loops: Sequence[Loop]) -> None:
         """Check a loop's axes and condition, and which statements it may hold."""
         self.place = f"loop over {', '.join(map(str, stmt.axes))}"
         for axis in stmt.axes:
             require(self.roles.get(axis) is Role.LOOP, "{} is no loop axis", axis)
-        require(not set(stmt.axes).intersection(outer), "an axis is looped over inside its own loop")
+        outer = {axis for loop in loops for axis in loop.axes}
+        require(outer.isdisjoint(stmt.axes), "an axis is looped over inside its own loop")
         if stmt.where is not None:
             require(stmt.where.dtype is torch.bool, "it is skipped by {}, no bool", stmt.where.dtype)
             self._check_values(stmt)
@@ -205,6 +212,8 @@ class _KernelRules:
             require(ordered <= {"dot"}, "positions of extremes cannot be carried from block to block")
             scans = any(isinstance(inner, Prefix) for inner in stmt.body)
             require(not scans, "a scan stands beside running values")
+            crosses = any(not outer.isdisjoint(fold.over) for fold in statements(stmt.body, Fold))
+            require(not crosses, "a fold over an outer loop stands beside running values")
 
     def _check_values(self, stmt: Stmt) -> None:
         values = values_of(stmt)
@@ -212,13 +221,14 @@ class _KernelRules:
         for node in postorder(*values):
             if isinstance(node, TileRef):
                 require(node.name in self.folds, "{} is named before its fold", node.name)
+                require(node.name not in self.crossing, "{} is named before the loop that it folds is over", node.name)
                 require(node.name not in self.closed, "{} is named after the loop in which it is known", node.name)
                 inside = not node.before or node.name in self.running
                 require(inside, "{} is named as it was before a block, outside of its loop", node.name)
                 dtype = self.folds[node.name].dtype
                 require(node.dtype is dtype, "{} is {}, it is named as {}", node.name, dtype, node.dtype)
 
-    def _check_fold(self, stmt: Fold, loop: tuple[sympy.Symbol, ...]) -> None:
+    def _check_fold(self, stmt: Fold, loops: Sequence[Loop]) -> None:
         require(stmt.name not in self.folds, "two folds have the same name")
         check_fold(stmt.op, stmt.args, stmt.dtype)
         require(len(set(stmt.over)) == len(stmt.over), "it folds an axis twice")
@@ -226,7 +236,8 @@ class _KernelRules:
         require(roles <= {Role.WHOLE, Role.LOOP}, "it folds an axis that is not reduced")
         require(len(roles) < 2, "it folds whole and loop axes at once")
         if roles == {Role.LOOP}:
-            require(set(stmt.over) == set(loop), "a fold over loop axes stands in a loop over exactly these")
+            around = any(set(stmt.over) == set(loop.axes) for loop in loops)
+            require(around, "a fold over loop axes stands in a loop over exactly these")
 
     def _check_prefix(self, stmt: Prefix, loop: tuple[sympy.Symbol, ...]) -> None:
         require(stmt.name not in self.folds, "two folds have the same name")

@@ -1,9 +1,9 @@
 """Decides which axes of a kernel with contractions are blocked, and the block sizes.
 
 Input: a kernel; output: for each axis its range inside one program, and whether values along it are tiles.  GRID axes
-that only one side of a product spans are blocked, one per side: their points share the loads of the other side.  Other
-GRID axes (a batch) are one point per program.  Of the axes of a loop the longest is blocked, the others run point by
-point.  WHOLE axes are in every tile in full.
+that only one side of a product spans are blocked, one per side: their points share the loads of the other side.  So are
+axes of an outer loop over which folds inside an inner one run.  Other GRID axes (a batch) are one point per program.
+Of the axes of a loop the longest is blocked, the others run point by point.  WHOLE axes are in every tile in full.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, block_extent, whole_extent
 from fusion.codegen.c.text.products import COLUMN_BLOCK, PART, ROW_BLOCK
 from fusion.lowering.indexing import ONE
-from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Role, outer_axes, statements
 
 MOST_BLOCK_ROWS = 192
 """Most rows of a program: packing the other operand of a product costs little when this many rows share it."""
@@ -135,8 +135,9 @@ def programs(kernel: Kernel) -> int:
 
 
 def _spread(kernel: Kernel) -> list[sympy.Symbol]:
-    """Return the GRID axes to block: at most one for the rows of products, and one for their columns."""
-    grid = {axis.symbol: axis for axis in kernel.with_role(Role.GRID)}
+    """Return the GRID axes to block, or outer ones: at most one for the rows of products, and one for their columns."""
+    outer = outer_axes(kernel)
+    grid = {axis.symbol: axis for axis in kernel.axes if axis.role is Role.GRID or axis.symbol in outer}
     chosen: list[sympy.Symbol] = []
     dots = [stmt for stmt in statements(kernel.body, Fold) if stmt.op == "dot"]
     for dot in dots:
@@ -179,7 +180,8 @@ def _row_width(kernel: Kernel, axis: KernelAxis, width: int, names: Names, befor
     """
     points = sympy.Mul(ONE, *(other.size for other in kernel.with_role(Role.GRID)))
     name = f"{names[axis.symbol]}_step"
-    if width <= FEWEST_ROWS or (points.is_Integer and points >= MANY_PROGRAMS * width):
+    busy = points.is_Integer and points >= MANY_PROGRAMS * width
+    if width <= FEWEST_ROWS or busy or axis.role is Role.LOOP:
         if not skipping:
             return str(width)
         before.append(f"int64_t {name} = {width};")

@@ -20,6 +20,7 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.codegen.c.blocked.blocks import Block
+from fusion.codegen.c.blocked.crossing import added_to, block_of, cleared, crossing_tile
 from fusion.codegen.c.blocked.factors import ProductFactors
 from fusion.codegen.c.blocked.held import ArrayTile, product_tile, tile_over
 from fusion.codegen.c.blocked.ranges import LoopRange, range_of
@@ -49,6 +50,7 @@ from fusion.lowering.ir.kernel import (
     Role,
     Stmt,
     Store,
+    crossing_folds,
     loop_folds,
     map_statements,
     running,
@@ -203,7 +205,7 @@ class _Blocked:
 
     def _loop(self, loop: Loop) -> list[str]:
         lines = self._ahead(loop)
-        for fold in loop_folds(loop):
+        for fold in (*loop_folds(loop), *crossing_folds(loop)):
             lines += self._start(fold)
         blocks = [self.scope.blocks.of[symbol] for symbol in loop.axes]
         within = range_of(loop, self.scope)
@@ -296,6 +298,11 @@ class _Blocked:
     def _start(self, fold: Fold) -> list[str]:
         """Return a tile for the result of `fold`, filled with the fold's identity."""
         scope, held = self.scope, VALUE_TYPES[fold.dtype]
+        closed = {axis.symbol for axis in self.kernel.with_role(Role.LOOP)} - self.open
+        if not closed.isdisjoint(scope.where[fold.ref]):
+            tile = scope.allocate(crossing_tile(fold, scope))
+            scope.known[fold.ref] = tile
+            return cleared(fold, tile, scope)
         axes = tuple(symbol for symbol in scope.tiled(*fold.args) if symbol not in fold.over)
         name = scope.space.exactly(fold.name)
         if fold.op == "dot":
@@ -342,7 +349,12 @@ class _Blocked:
         lines, left = self.products.left(product)
         right = self.products.right(product)
         lines = [*lines, *right.lines, *self._carry(fold, tile)]
-        return [*lines, *self.products.multiply(product, tile, left, right, fresh=fresh)]
+        if not tile.full:
+            return [*lines, *self.products.multiply(product, tile, left, right, fresh=fresh)]
+        block = block_of(tile, product, self.scope)
+        lines += self.scope.fill(block, started(fold)) if product.deeper else []
+        lines += self.products.multiply(product, block, left, right, fresh=not product.deeper)
+        return [*lines, *added_to(tile, block, self.scope)]
 
     def _carry(self, fold: Fold, tile: ArrayTile) -> list[str]:
         """Return lines that rescale the accumulator of `fold` by its running values."""

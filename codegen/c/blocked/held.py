@@ -20,13 +20,17 @@ CACHE_SET_PADDING = 16
 
 @dataclass(frozen=True, slots=True)
 class ArrayTile:
-    """An array `name` of `count` elements of C type `held`; along `axes[k]` its elements are `strides[k]` apart."""
+    """An array `name` of `count` elements of C type `held`; along `axes[k]` its elements are `strides[k]` apart.
+
+    `full`: it has all points of its axes; otherwise those of the current block.
+    """
 
     name: str
     held: str
     axes: tuple[sympy.Symbol, ...]
     strides: tuple[sympy.Expr, ...]
     count: sympy.Expr
+    full: bool = False
 
     def stride(self, symbol: sympy.Symbol | None) -> sympy.Expr:
         """Return the stride of `symbol` in elements: 0 if the tile does not have it."""
@@ -40,7 +44,7 @@ class ArrayTile:
         parts = []
         for symbol, stride in zip(self.axes, self.strides, strict=True):
             if symbol not in first and blocks.of[symbol].bound != 1:
-                slot = blocks.of[symbol].extent.slot
+                slot = Code(names[symbol]) if self.full else blocks.of[symbol].extent.slot
                 parts.append(slot.text if stride == 1 else f"{slot.at()}*{_factor(stride, names)}")
         return " + ".join(parts) or "0"
 

@@ -14,7 +14,7 @@ from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import PART
 from fusion.lowering.ir.expr import free_axes
-from fusion.lowering.ir.kernel import Kernel, Loop, Role
+from fusion.lowering.ir.kernel import Kernel, Loop, Role, statements
 
 PACKED_ROWS = 10
 """Rows of a block that take as long as the packing of a point, and its part of what is done once for each block."""
@@ -33,9 +33,9 @@ def narrower_rows(kernel: Kernel, scope: TileScope) -> list[str]:
         body += ["{", *indented(within.lines)]
         body += [f"    {cost} += imax(0, {within.end} - {within.first})*{count};", "}"]
     asked = _asked(kernel)
-    for axis in reversed(kernel.with_role(Role.GRID)):
+    for axis in reversed(kernel.axes):
         block = blocks.of[axis.symbol]
-        if axis.symbol in asked:
+        if axis.symbol in asked and (axis.role is Role.GRID or axis.symbol == blocks.rows):
             body = [f"{block.header} {{", *indented([*block.inside, *body]), "}"]
     tried = [f"int64_t {cost} = 0;", *body]
     tried.append(f"if ({cost} < {least}) {least} = {cost}, {width} = {step};")
@@ -52,7 +52,7 @@ def narrower_rows(kernel: Kernel, scope: TileScope) -> list[str]:
 
 def _asked(kernel: Kernel) -> frozenset[sympy.Symbol]:
     """Return the axes that the conditions of loops depend on."""
-    loops = [stmt for stmt in kernel.body if isinstance(stmt, Loop)]
+    loops = statements(kernel.body, Loop)
     return frozenset(axis for loop in loops if loop.where is not None for axis in free_axes(loop.where))
 
 
@@ -64,8 +64,8 @@ def _ranges(kernel: Kernel, scope: TileScope) -> list[LoopRange]:
         return []
     scope.known = {}  # nothing is computed yet
     ranges: list[LoopRange] = []
-    for loop in kernel.body:
-        if isinstance(loop, Loop) and loop.where is not None:
+    for loop in statements(kernel.body, Loop):
+        if loop.where is not None:
             within = range_of(loop, scope)
             if within is not None and free_axes(loop.where).isdisjoint({*loop.axes} - {within.axis}):
                 ranges.append(within)

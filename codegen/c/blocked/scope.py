@@ -160,8 +160,7 @@ class TileScope:
 
         Shared values that have all the axes are stored to tiles on the way.
         """
-        span = set(axes)
-        passing = outermost(roots, set(self.known), lambda node: node in self.shared and set(self.tiled(node)) == span)
+        passing = self._passing(roots, set(axes))
         levels, depth = self.levels(axes, lanes=lanes)
         writer = ValueWriter(self.where, self.space, self.names, self.params, self.written)
         writer.open(levels, depth)
@@ -177,6 +176,19 @@ class TileScope:
             nest.write(f"{self.at(tile)} = {text};")
             self.known[node] = tile
         return nest
+
+    def _passing(self, roots: Sequence[Expr], span: set[sympy.Symbol]) -> list[Expr]:
+        """Return the shared values over `span` that a nest of `roots` stores: also those inside others that later
+        statements read by themselves, before these others.
+        """
+
+        def is_stored(node: Expr) -> bool:
+            return node in self.shared and set(self.tiled(node)) == span
+
+        passing = outermost(roots, set(self.known), is_stored)
+        inside = set(postorder(*passing))
+        later = outermost(self.later, {*self.known, *passing}, is_stored)
+        return [*(node for node in later if node in inside), *passing]
 
     def _last_read(self, node: Expr, roots: Sequence[Expr]) -> Expr | None:
         """Return a tile value whose last reader is `node`, so that `node` may overwrite it; None if there is none.
