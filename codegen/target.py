@@ -53,6 +53,16 @@ def busy(tiles: int, slots: int) -> float:
     return min(1.5 * share, 0.5 + 0.5 * share) if share < 1 else 0.5 + 0.5 * share / math.ceil(share)
 
 
+def in_waves(programs: int, slots: int) -> float:
+    """Return the efficiency of a device on long `programs`, of which `slots` run at once: the last ones leave others
+    idle.
+
+    >>> in_waves(8, 2), in_waves(3, 2), in_waves(1, 4)
+    (1.0, 0.75, 0.25)
+    """
+    return programs / (slots * math.ceil(programs / slots))
+
+
 Stage: TypeAlias = tuple[str, "str | bytes"]
 """A named artefact on the way from source to binary: (file suffix such as "ptx", content)."""
 
@@ -164,6 +174,8 @@ class Capabilities:
             one loop.
         bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.
         reports: whether a launch raises an error where a check of data fails.
+        outer_block: the rows that a program takes at once where it loops over rows, and over columns inside, and folds
+            along both; 0: it cannot.
         narrow: whether GEMMs of operands that are only widened run at the rate of their type (`narrow_factors`).
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
@@ -206,6 +218,7 @@ class Capabilities:
     chained: float = 0.5
     bounds: bool = False
     reports: bool = False
+    outer_block: int = 0
     narrow: bool = False
     padded: bool = False
     held_row: int = 0

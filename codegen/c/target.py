@@ -9,7 +9,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.binary import Binary
-from fusion.codegen.c.blocked import programs
+from fusion.codegen.c.blocked import MOST_BLOCK_ROWS, programs
 from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
 from fusion.codegen.c.device import PRODUCT_TILES, Cpu, present
 from fusion.codegen.c.forms import emit_kernel
@@ -76,6 +76,7 @@ class CTarget:
             rates=device.rates,
             tiles=PRODUCT_TILES,
             chained=CHAINED,
+            outer_block=0 if self.numerics.invariant else MOST_BLOCK_ROWS,
             bounds=True,
             reports=True,
             lone_products={**EVERY, **device.products} if self._prices_all(device) else device.products,

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.call import Call
 from fusion.codegen.chained import FORWARD, GENERATED, ChainShape, Loop
-from fusion.codegen.target import Capabilities, Target, busy
+from fusion.codegen.target import Capabilities, Target, busy, in_waves
 from fusion.codegen.targets import DEFAULTS
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.scalar_ops import ScalarName
@@ -276,15 +276,19 @@ def _moved(call: Call, capabilities: Capabilities, backward: bool) -> float:
     return capabilities.rates.memory_us(elements * call.query.dtype.itemsize)
 
 
-def _kernels(call: Call, capabilities: Capabilities, backward: bool) -> list[tuple[int, tuple[int, int]]]:
+def _kernels(call: Call, capabilities: Capabilities, backward: bool) -> list[tuple[float, tuple[int, int]]]:
     """Return the kernels with chained products: their products, and the blocks of rows, with parts of their loop.
 
     In backward, the gradient of the queries has the rows of forward, the gradients of keys and values have its columns
-    as rows.
+    as rows; or one kernel computes all of a head, more slowly by the share of the device that it leaves idle.
     """
-    heads = call.scores // (call.rows * call.columns)
+    heads, slots = call.scores // (call.rows * call.columns), capabilities.parallelism
+    if backward and capabilities.outer_block:
+        used = in_waves(heads, slots)
+        if BACKWARD / used < AGAIN / min(1.0, heads * -(-call.columns // SKIPPED_BLOCK) / slots):
+            return [(BACKWARD / used, (slots, 1))]
     sizes = [(AGAIN // 2, call.rows, call.columns), (AGAIN - AGAIN // 2, call.columns, call.rows)]
-    kernels = []
+    kernels: list[tuple[float, tuple[int, int]]] = []
     for products, rows, columns in sizes if backward else [(FORWARD, call.rows, call.columns)]:
         blocks = heads * -(-rows // SKIPPED_BLOCK)
         parts = max(1, min(capabilities.parallelism // blocks, columns // SHORTEST_PART))

@@ -9,9 +9,10 @@ its reduced axis is looped over, the short axes are private to the tiles.
 
 A reduction on the way (a row maximum) is placed too if it runs over the looped axis, and becomes a running value by the
 online rule; if that refuses, it stays a sink of its own and is read from memory.  Each kernel recomputes the tiles that
-several kernels need: their nodes are copied.  A tile of few rows is smaller than its operands; it is a tile where that
-is predicted to be faster.  Rows of other programs join it (`rows.py`), and a loop that would leave the device idle is
-split into parts (`split_loops.py`).
+several kernels need: their nodes are copied.  Two kernels that loop over each other's rows may become one nest
+(`crossing.py`).  A tile of few rows is smaller than its operands; it is a tile where that is predicted to be faster.
+Rows of other programs join it (`rows.py`), and a loop that would leave the device idle is split into parts
+(`split_loops.py`).
 
 Source: the idea of FlashAttention (Dao et al. 2022) as a rule over axes.
 """
@@ -27,6 +28,7 @@ from fusion.codegen.target import Capabilities
 from fusion.lowering.ir.program import Contract, Map, Program, Reduce, Scan
 from fusion.schedule.chained.candidates import tiles_of
 from fusion.schedule.chained.copies import separated
+from fusion.schedule.chained.crossing import crossed
 from fusion.schedule.chained.merge_loops import merged
 from fusion.schedule.chained.occupancy import scalar_time, share_that_counts, time_alone, time_in_parts
 from fusion.schedule.chained.place_producers import Chain, ProducerPlacement, products_of_vectors
@@ -102,6 +104,9 @@ class _Finder:
                 candidates = self._merged(candidates, chain)
                 pulled |= {p for p in chain.places if not isinstance(self.program.nodes[p], (Map, Contract))}
                 pulled.add(sink)
+        candidates = crossed(
+            self.dependences, candidates, self.capabilities, lambda chain: self._refused(chain) is None
+        )
         candidates = [with_shared_columns(self.dependences, chain) for chain in candidates]
         return [chain for part in self._connected(candidates) if self._is_worthwhile(part) for chain in part]
 
@@ -143,7 +148,7 @@ class _Finder:
         axes = [axis.symbol for axis in chain.space.reduced]
         expanded = expand(self.dependences, cluster, grown=False)
         writes = tuple(write for write in expanded.writes if self.dependences.writer[write.buffer] not in self.tiles)
-        if not isinstance(one_loop(replace(expanded, writes=writes), axes, ()), str):
+        if not isinstance(one_loop(replace(expanded, writes=writes), axes, (), [*chain.space.outer]), str):
             return None
         folds = [p for p in cluster.members if isinstance(self.program.nodes[p], Reduce)]
         return folds[-1] if folds else chain.sinks[0]

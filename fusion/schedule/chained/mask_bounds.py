@@ -46,7 +46,7 @@ from fusion.schedule.clusters.expand import values_of
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement
-from fusion.schedule.reductions.one_loop import follow
+from fusion.schedule.reductions.one_loop import counting, follow
 from fusion.schedule.reductions.skipped_blocks import added_number, counts_where, is_known, vanish_at
 
 _SHARE = 1 / 8
@@ -228,7 +228,7 @@ class _Masks:
         """Return the folds of a chain that run over its loop; empty if these do not share one."""
         axes = [axis.symbol for axis in chain.space.reduced]
         followed = follow(values_of(self.dependences, chain)[0], axes, ())
-        return () if isinstance(followed, str) else tuple(followed.running.values())
+        return () if isinstance(followed, str) else counting(followed, chain.space.outer)
 
     def _bounded(self, mask: TileCondition, reader: str, chain: Cluster) -> Expr:
         """Return the condition of a mask with its bounds; as it is if these would cost too much."""

@@ -7,6 +7,7 @@ added to that space where only the second has them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import sympy
@@ -20,10 +21,26 @@ from fusion.schedule.iteration.space import Space, fresh, place
 
 def merged(dependences: Dependences, first: Chain, second: Chain) -> Chain | None:
     """Merge two chains; None if they do not spread and loop over the same axes of a tile that both compute."""
-    shared = [p for p in second.places if p in first.places and isinstance(dependences.node(p), Contract)]
-    names = _grid_and_loop_axes(dependences, first, second, shared[0]) if shared else None
-    if names is None:
+    shared = shared_products(dependences, first, second)
+    names = grid_and_loop_axes(dependences, first, second, shared[0]) if shared else None
+    looped = {axis.symbol for axis in first.space.reduced}
+    if names is None or not all(names[axis.symbol] in looped for axis in second.space.reduced):
         return None
+    return united(dependences, first, second, names)
+
+
+def shared_products(dependences: Dependences, first: Chain, second: Chain) -> list[int]:
+    """Return the products that both chains compute."""
+    return [p for p in second.places if p in first.places and isinstance(dependences.node(p), Contract)]
+
+
+def united(
+    dependences: Dependences, first: Chain, second: Chain, names: Mapping[sympy.Symbol, sympy.Expr]
+) -> Chain | None:
+    """Return a chain with the nodes of both, in the space of `first` with the inner axes of both; `names`: the axes of
+    `second` in it.  None if a node that both have would be placed differently.
+    """
+    names, shared = dict(names), shared_products(dependences, first, second)
     private = {axis.symbol for axis in second.space.private}
     for p in shared:
         pairs = ((theirs, first.places[p][axis]) for axis, theirs in second.places[p].items())
@@ -36,12 +53,12 @@ def merged(dependences: Dependences, first: Chain, second: Chain) -> Chain | Non
     return Chain((*first.sinks, *second.sinks), space, {**first.places, **places})
 
 
-def _grid_and_loop_axes(
+def grid_and_loop_axes(
     dependences: Dependences, first: Chain, second: Chain, tile: int
 ) -> dict[sympy.Symbol, sympy.Expr] | None:
     """Express the grid and loop axes of `second` in the axes of `first`, so that both compute `tile` at the same point.
 
-    None if there are no such expressions, or if the loop axes of the two differ.
+    None if there are no such expressions.
     """
     node, space = dependences.compute(tile), second.space
     known = [second.places[tile][axis.symbol] for axis in node.axes]
@@ -54,8 +71,7 @@ def _grid_and_loop_axes(
     there = dict(zip(values, (first.places[tile][axis.symbol] for axis in node.axes), strict=True))
     expressed = {symbol: place(expr, there, first.space.sizes) for symbol, expr in inverse.axes.items()}
     expressed |= dict.fromkeys(inverse.free, sympy.Integer(0))
-    looped = {axis.symbol for axis in first.space.reduced}
-    return expressed if all(expressed[axis.symbol] in looped for axis in space.reduced) else None
+    return expressed
 
 
 def _with_inner_axes(

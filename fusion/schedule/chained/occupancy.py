@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from fusion.codegen.chained import narrow_factors
 from fusion.codegen.price import Price
-from fusion.codegen.target import Capabilities, busy
+from fusion.codegen.target import Capabilities, busy, in_waves
 from fusion.lowering.indexing import FloorDiv, substitute_all
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import free_axes
@@ -24,7 +24,7 @@ from fusion.schedule.clusters.expand import values_of
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd
 from fusion.schedule.iteration.dependences import Dependences
-from fusion.schedule.reductions.one_loop import follow
+from fusion.schedule.reductions.one_loop import counting, follow
 from fusion.schedule.reductions.skipped_blocks import counts_where
 from fusion.schedule.reductions.skipped_share import expected_share
 
@@ -37,8 +37,7 @@ SHORTEST_PART = 4 * LOOP_BLOCK
 
 def programs(dependences: Dependences, chain: Chain | Cluster) -> int:
     """Return the number of programs of a chain's loop without split: blocks of rows, for each point of other axes."""
-    spread = [axis for axis in chain.space.parallel if axis.symbol not in chain.space.held]
-    rows = rows_of(dependences, chain)
+    spread, rows = chain.space.spread, rows_of(dependences, chain)
     count = math.prod(dependences.estimate(axis.size) for axis in spread if axis.symbol not in rows)
     return count * -(
         -math.prod(dependences.estimate(axis.size) for axis in spread if axis.symbol in rows) // LOOP_BLOCK
@@ -46,7 +45,7 @@ def programs(dependences: Dependences, chain: Chain | Cluster) -> int:
 
 
 def rows_of(dependences: Dependences, chain: Chain | Cluster) -> frozenset[sympy.Symbol]:
-    """Return the grid axes that only one side of some product varies along: they are rows of its tile."""
+    """Return the grid or outer axes that only one side of some product varies along: they are rows of its tile."""
     spread = {axis.symbol for axis in chain.space.parallel} - chain.space.held
     one_sided: set[sympy.Symbol] = set()
     for member, placement in chain.places.items():
@@ -62,7 +61,7 @@ def counts_of(dependences: Dependences, chain: Chain | Cluster, capabilities: Ca
 
     Counts with whole blocks only, however few, come last: some loops can be split only so.
     """
-    if len(chain.space.reduced) != 1:
+    if len(chain.space.reduced) != 1 or chain.space.outer:
         return []
     length, blocks = chain.space.reduced[0].size, max(1, programs(dependences, chain))
     most = min(capabilities.parallelism // blocks, dependences.estimate(length) // SHORTEST_PART)
@@ -85,10 +84,13 @@ def time_in_parts(
     `share`: of the blocks of its loop that count.
     """
     count = parts * max(1, programs(dependences, chain))
-    slots = capabilities.parallelism  # a partly idle last wave is not counted
+    slots = capabilities.parallelism
     rates = capabilities.rates
     price = loop_price(dependences, chain, capabilities, share)
-    loop_us = rates.launch_us + price.busy / busy(min(count, slots), slots)
+    used = busy(min(count, slots), slots)  # a partly idle last wave is not counted,
+    if chain.space.outer:  # except of programs that take all rows
+        used = in_waves(count, slots)
+    loop_us = rates.launch_us + price.busy / used
     if parts == 1:
         return loop_us
     looped = {axis.symbol for axis in chain.space.reduced}
@@ -127,7 +129,7 @@ def share_that_counts(dependences: Dependences, chain: Chain) -> float:
     followed = follow(values_of(dependences, Cluster.of(chain.space, chain.places))[0], looped, ())
     if isinstance(followed, str):
         return 1.0
-    where = counts_where(tuple(followed.running.values()), looped, added=True)
+    where = counts_where(counting(followed, chain.space.outer), looped, added=True)
     sizes = {symbol: dependences.estimate(size) for symbol, size in chain.space.sizes.items()}
     return expected_share(where, looped, sizes)
 
@@ -138,7 +140,7 @@ def loop_price(
     """Return the price of a chain's loop if it keeps the full device busy; `share`: of its blocks that count."""
     outs = {dependences.compute(p).out for p in chain.places}
     inputs = {load.buffer for p in chain.places for load in dependences.loads[p]} - outs
-    moved = sum(map(dependences.bytes, inputs))
+    moved = sum(map(dependences.bytes, inputs)) + share * _added_bytes(dependences, chain, capabilities)
     products = sum(
         product_time(dependences, p, capabilities) * (_padding(dependences, chain, p) if capabilities.padded else 1.0)
         for p in chain.places
@@ -149,6 +151,19 @@ def loop_price(
         products /= capabilities.misaligned_rows.chained
     scalars = sum(scalar_time(dependences, p, capabilities) for p in chain.places)
     return capabilities.rates.price(moved, products=share * products, scalars=share * scalars)
+
+
+def _added_bytes(dependences: Dependences, chain: Chain | Cluster, capabilities: Capabilities) -> int:
+    """Return the bytes that are read and written where blocks are added to results along the loop of a chain."""
+    outer, total = chain.space.outer, 0
+    for member, at in chain.places.items():
+        node = dependences.compute(member)
+        folded = [axis for axis in node.over if outer & at[axis.symbol].free_symbols]
+        if folded:
+            points = math.prod(dependences.estimate(axis.size) for axis in node.axes)
+            blocks = -(-math.prod(dependences.estimate(axis.size) for axis in folded) // capabilities.outer_block)
+            total += 2 * 4 * points * blocks
+    return total
 
 
 def _padding(dependences: Dependences, chain: Chain | Cluster, position: int) -> float:

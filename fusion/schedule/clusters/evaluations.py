@@ -133,6 +133,17 @@ class Evaluations:
         others = apart.difference(*sides)
         return math.prod(tiles) * math.prod(parallel[axis] for axis in others)
 
+    def after_outer_loop(self, cluster: Cluster) -> frozenset[int]:
+        """Return the members that are computed after the outer loop of a cluster, from folds over it."""
+        after: set[int] = set()
+        for member in cluster.members if cluster.space.outer else ():
+            placement, node = cluster.places.get(member), self.dependences.compute(member)
+            folded = () if placement is None else (placement[axis.symbol].free_symbols for axis in node.over)
+            crosses = any(not cluster.space.outer.isdisjoint(symbols) for symbols in folded)
+            if crosses or not after.isdisjoint(self.dependences.producers(member)):
+                after.add(member)
+        return frozenset(after)
+
     def axes_of_tiles(self, cluster: Cluster) -> frozenset[sympy.Symbol]:
         """Return the axes of a tile of a product: of its rows, its columns and its sums; of a chain all axes."""
         space = cluster.space

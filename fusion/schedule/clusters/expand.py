@@ -257,7 +257,7 @@ class _Expansion:
             return Hoisted(operands)
         if not self.cluster.space.chained:
             return hoist(operands, own)
-        if not {*own} <= {axis.symbol for axis in self.cluster.space.reduced}:
+        if not {*own} <= {axis.symbol for axis in self.cluster.space.reduced} | self.cluster.space.outer:
             return Hoisted(
                 operands
             )  # computed where it is read, in every block: a factor is applied to an operand once

@@ -149,7 +149,7 @@ class Prices:
         points: dict[int, int] = {}
         evaluated: dict[int, float] = {}
         windows, lanes = self.evaluations.split_windows(cluster), self.evaluations.lanes(cluster)
-        copies = self.evaluations.copies(cluster)
+        copies, after = self.evaluations.copies(cluster), self.evaluations.after_outer_loop(cluster)
         times: dict[int, float] = {}
         folded = {axis.symbol for axis in cluster.space.reduced}
         for member in reversed(cluster.members):  # readers come before their producers
@@ -159,7 +159,8 @@ class Prices:
             else:
                 spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
                 points[member] = max(points.get(member, 1), self.evaluations.points(cluster, spanned, sizes, lanes))
-                evaluated[member] = self.evaluations.by_tiles(cluster, spanned) if cluster.space.rigid else 1
+                once = spanned | cluster.space.outer if member in after else spanned
+                evaluated[member] = self.evaluations.by_tiles(cluster, once) if cluster.space.rigid else 1
                 evaluated[member] *= 1 if windows.isdisjoint(spanned) else self.rates.steps.evaluated
                 if lanes is not None and lanes not in spanned and not spanned.isdisjoint(folded):
                     evaluated[member] *= self.rates.steps.shared

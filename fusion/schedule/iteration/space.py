@@ -34,6 +34,8 @@ class Space:
     Attributes:
         held: parallel axes that every program holds whole (see `chained/`, `clusters/legality/rows_and_columns.py`).
         private: axes over which only contractions inside the cluster reduce; nothing outside depends on them.
+        outer: parallel axes that a program loops over, around the reduced ones, as contractions of the cluster reduce
+            over them too (see `chained/crossing.py`).
         where: the points that belong to rows, if the last part of the rows is shorter than the others.
     """
 
@@ -42,12 +44,18 @@ class Space:
     rigid: bool = False
     held: frozenset[sympy.Symbol] = frozenset()
     private: tuple[Axis, ...] = ()
+    outer: frozenset[sympy.Symbol] = frozenset()
     where: Expr | None = None
 
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The parallel axes, then the reduced ones."""
         return (*self.parallel, *self.reduced)
+
+    @property
+    def spread(self) -> tuple[Axis, ...]:
+        """The parallel axes whose points are programs of their own."""
+        return tuple(axis for axis in self.parallel if axis.symbol not in self.held | self.outer)
 
     @property
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:

@@ -27,22 +27,25 @@ def chained_body(
         SeveralLoops: with maps that joined the chain since, folds have no online form any more.
     """
     space = cluster.space
-    grid, more = drop_ones([axis for axis in space.parallel if axis.symbol not in space.held])
-    inner = (*space.reduced, *space.private, *(axis for axis in space.parallel if axis.symbol in space.held))
-    same = _one_axis(expanded, inner[len(space.reduced) :])
+    grid, more = drop_ones(space.spread)
+    around = tuple(axis for axis in space.parallel if axis.symbol in space.outer)
+    held = (axis for axis in space.parallel if axis.symbol in space.held)
+    inner, count = (*around, *space.reduced, *space.private, *held), len(around) + len(space.reduced)
+    same = _one_axis(expanded, inner[count:])
     expanded = _with_names(with_axes(expanded, {**more, **same}, grid, inner), same)
     inner = tuple(axis for axis in inner if axis.symbol not in same)
     kept = sum(axis.symbol not in same for axis in space.private)
     grid, inner, expanded = canonical(grid, inner, expanded)
-    looped = inner[: len(space.reduced)]
-    private = inner[len(looped) : len(looped) + kept]
+    around, looped = inner[: len(around)], inner[len(around) : count]
+    private = inner[count : count + kept]
     long = tuple(axis for axis in private if not axis.size.is_Integer or axis.size > LONGEST_HELD_AXIS)
-    loops = {axis.symbol for axis in (*looped, *long)}
+    loops = {axis.symbol for axis in (*around, *looped, *long)}
     axes = (
         *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in grid),
         *(KernelAxis(axis.symbol, axis.size, Role.LOOP if axis.symbol in loops else Role.WHOLE) for axis in inner),
     )
-    body = one_loop(expanded, [axis.symbol for axis in looped], [axis.symbol for axis in long], added=added)
+    nest = [[axis.symbol for axis in axes] for axes in (looped, long, around)]
+    body = one_loop(expanded, *nest, added=added)
     if isinstance(body, str):
         raise SeveralLoops(body)
     return axes, body

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from fusion.codegen.chained import FORWARD, ChainShape, with_narrow_factors
 from fusion.codegen.price import Price, Rates
-from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.target import Capabilities, Target, in_waves
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.expr import Expr, free_axes, loads
-from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statements, values_of
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Stmt, outer_axes, spans, statements, values_of
 from fusion.lowering.ir.sizes import with_values
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices
@@ -111,7 +111,7 @@ def _as_multiplied(kernel: Kernel, capabilities: Capabilities) -> Kernel:
 def _chain(kernel: Kernel, dots: Sequence[Fold], columns: float) -> ChainShape:
     """Return the shape of a chain of products, which determines its efficiency; `columns`: columns per row."""
     rows, others = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
-    looped = {axis for stmt in statements(kernel.body, Loop) for axis in stmt.axes}
+    looped = {axis for stmt in statements(kernel.body, Loop) for axis in stmt.axes} - outer_axes(kernel)
     asked = [
         frozenset(index.free_symbols)
         for dot in dots
@@ -180,5 +180,7 @@ def _counted(kernel: Kernel, loop: Loop) -> float:
 def _busy(kernel: Kernel, capabilities: Capabilities) -> float:
     """Return the occupancy, as a share of the device: a program takes a block of the last grid axis."""
     grid = [int(axis.size) for axis in kernel.with_role(Role.GRID)]
+    if outer_axes(kernel):  # a program takes all rows
+        return in_waves(math.prod(grid), capabilities.parallelism)
     programs = math.prod(grid[:-1]) * -(-grid[-1] // SKIPPED_BLOCK) if grid else 1
     return min(1.0, capabilities.programs_per_multiprocessor * programs / capabilities.parallelism)

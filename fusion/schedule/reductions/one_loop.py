@@ -2,12 +2,13 @@
 
 Input: folds and writes over named axes, and the loop axes; output: statements, or the reason why one loop is not
 enough. Folds over other axes are recomputed in each block.  A fold that needs the result of another one over the loop
-axes follows its running value, by the online rule.
+axes follows its running value, by the online rule.  The loop may stand in an outer one over the rows, which some folds
+reduce: they cross the loop, and their results are stored after both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -22,16 +23,24 @@ from fusion.schedule.iteration.axes import indices_of
 from fusion.schedule.online import Online, online
 from fusion.schedule.reductions.skipped_blocks import counts_where
 
+CROSSES = "a running value cannot be followed beside a fold over an outer loop"
+
 POSITION = "a fold keeps a position, which cannot be followed beside running values"
 
 
 def one_loop(
-    expanded: Expanded, looped: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol], *, added: bool = False
+    expanded: Expanded,
+    looped: Sequence[sympy.Symbol],
+    inner: Sequence[sympy.Symbol],
+    outer: Sequence[sympy.Symbol] = (),
+    *,
+    added: bool = False,
 ) -> tuple[Stmt, ...] | str:
     """Return one loop over `looped`, then the stores, or why one loop is not enough.
 
     Args:
         inner: axes of loops inside that loop.
+        outer: axes of a loop around it.
         added: whether numbers of minus infinity that are added decide which blocks the loop skips.
     """
     loops = set(looped)
@@ -39,16 +48,24 @@ def one_loop(
     if isinstance(followed_folds, str):
         return followed_folds
     stores: list[Stmt] = []
+    crossing: list[Stmt] = []  # stores along the loop, of what is known after the outer one
     for write in expanded.writes:
         value, offset = write.value, write.offset
         roots = [value, offset] if isinstance(offset, Expr) else [value]
         indices = [*indices_of(roots), *([] if isinstance(offset, Expr) else [offset])]
-        if any(index.free_symbols & loops for index in indices):
+        symbols = {symbol for index in indices for symbol in index.free_symbols}
+        if symbols & loops and (not outer or symbols.intersection(outer)):
             return f"{write.buffer} is needed in full, and would be written in a second loop"
-        stores.append(Store(write.buffer, offset, replaced([value], followed_folds.results)[0]))
-    where = counts_where(tuple(followed_folds.running.values()), looped, added=added)
+        store = Store(write.buffer, offset, replaced([value], followed_folds.results)[0])
+        (crossing if symbols & loops else stores).append(store)
+    where = counts_where(counting(followed_folds, outer), looped, added=added)
     loop = Loop(tuple(looped), followed_folds.body, where)
-    return map_statements((loop, *stores), lambda stmt: stmt if isinstance(stmt, Loop) else _without_bounds(stmt))
+    if outer and followed(loop):
+        return CROSSES
+    body: tuple[Stmt, ...] = (loop, *stores)
+    if outer:
+        body = (Loop(tuple(outer), body), Loop(tuple(looped), tuple(crossing)))
+    return map_statements(body, lambda stmt: stmt if isinstance(stmt, Loop) else _without_bounds(stmt))
 
 
 def _without_bounds(stmt: Stmt) -> Stmt:
@@ -69,6 +86,12 @@ class Followed:
     body: tuple[Stmt, ...]
     running: Mapping[str, Fold]
     results: Mapping[str, Expr]
+
+
+def counting(followed: Followed, outer: Collection[sympy.Symbol] = ()) -> tuple[Fold, ...]:
+    """Return the folds to which a point of the loop may contribute: those over it, and over a loop around it."""
+    crossing = (stmt for stmt in followed.body if isinstance(stmt, Fold) and not set(outer).isdisjoint(stmt.over))
+    return (*followed.running.values(), *crossing)
 
 
 def follow(

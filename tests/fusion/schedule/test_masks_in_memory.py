@@ -103,7 +103,7 @@ def test_gradients(form: float | None) -> None:
 
 
 def test_flags_are_expected_to_hide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers may be a bias that hides nothing: then the generated backward takes longer than the library's."""
+    """Numbers may be a bias that hides nothing: then all blocks are priced."""
     monkeypatch.setattr(fusion.codegen.c.target, "present", lambda: replace(EPYC_AVX2, threads=2))
     choices: list[Choice] = []
     chooser = Chooser(lambda device: CTarget())
@@ -122,7 +122,7 @@ def test_flags_are_expected_to_hide_blocks(monkeypatch: pytest.MonkeyPatch) -> N
         torch._dynamo.reset()
         torch.compile(masked, backend=backend)(*inputs, mask)
     some, every = choices
-    assert some.generated and not every.generated
+    assert some.generated
     assert some.generated_us is not None and every.generated_us is not None
     assert some.generated_us == pytest.approx(0.75 * every.generated_us, rel=0.02)
 

@@ -189,7 +189,8 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
         if missing is None:
             return "the tensor is needed elsewhere too, and its axes are not a rearrangement of the kernel's"
         missing -= joined.space.held
-        if not missing <= reduced or (missing and missing != reduced):
+        crosses = bool(missing) and missing == joined.space.outer  # its points are those of the loop
+        if not crosses and (not missing <= reduced or (missing and missing != reduced)):
             return "the tensor is needed elsewhere too, and has fewer points than the kernel's loop"
         if joined.space.rigid and not missing:
             return "an operand of a contraction is needed elsewhere too"
