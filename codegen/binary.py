@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from fusion.lowering.errors import Unsupported
 
@@ -104,6 +104,42 @@ LOADERS: Mapping[str, tuple[str, str]] = {
 """Target → the module and the name of its loader."""
 
 
+class SequenceFunction(Protocol):
+    """A target's function that launches several kernels in one call."""
+
+    def source(self) -> str:
+        """Return its source."""
+
+    def object_for(self, arch: str) -> bytes:
+        """Return its object for an architecture.
+
+        Raises:
+            Unsupported: nothing can be compiled for `arch` here.
+            BuildError: no compiler, or its message.
+        """
+
+    def function_in(self, binary: bytes) -> Callable[..., int]:
+        """Load it.
+
+        Raises:
+            OSError, AttributeError: this machine cannot load it.
+        """
+
+    def in_sequence(self) -> Callable[..., int] | None:
+        """Return it, compiled for this machine; None if it cannot be."""
+
+
+SEQUENCES: Mapping[str, str] = {"c": "fusion.codegen.c.sequence"}
+"""Target → the module with its `SequenceFunction`; other targets launch kernels one by one."""
+
+
+def sequence_function_of(target: str) -> SequenceFunction | None:
+    """Return the function of a target that launches several kernels in one call; None if it has none."""
+    if target not in SEQUENCES:
+        return None
+    return cast("SequenceFunction", importlib.import_module(SEQUENCES[target]))
+
+
 def loader_of(target: str) -> Loader:
     """Return the loader of a target's binaries.
 
@@ -120,4 +156,16 @@ def loader_of(target: str) -> Loader:
     return loader
 
 
-__all__ = ["LOADERS", "Arguments", "Binary", "Callee", "Failed", "Loader", "Stored", "loader_of"]
+__all__ = [
+    "LOADERS",
+    "SEQUENCES",
+    "Arguments",
+    "Binary",
+    "Callee",
+    "Failed",
+    "Loader",
+    "SequenceFunction",
+    "Stored",
+    "loader_of",
+    "sequence_function_of",
+]

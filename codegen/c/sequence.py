@@ -33,6 +33,10 @@ Launched: TypeAlias = Callable[[Sequence[torch.Tensor], int], "tuple[int, int] |
 """Launches kernels on tensors, with the address of the workspace; returns the number of the first that failed, and its
 result."""
 
+InSequence: TypeAlias = Callable[..., int]
+"""The function in C that launches a sequence: steps, their number, places, addresses, workspace, threads → 0, or the
+number of the launch that failed, times 4, and its result."""
+
 _STEP = struct.Struct("=qii")
 """The layout of `Step`: a function, the number of its tensors, and the position of its first place."""
 
@@ -64,27 +68,40 @@ int64_t {NAME}(const Step *steps, int64_t count, const int64_t *places, const ui
     return "\n".join([head, *cases, tail])
 
 
+def function_in(binary: bytes) -> InSequence:
+    """Load the function of an object.
+
+    Raises:
+        OSError: the object cannot be loaded.
+        AttributeError: it has no such function.
+    """
+    function = load(binary, NAME)[NAME]
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
+    function.restype = ctypes.c_int64
+    return cast("InSequence", function)
+
+
 @lru_cache(maxsize=1)
-def _function() -> Callable[..., int] | None:
+def in_sequence() -> InSequence | None:
     """Return the function, compiled now or before; None if it cannot be."""
-
-    def loaded(binary: bytes) -> Callable[..., int]:
-        function = load(binary, NAME)[NAME]
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
-        function.restype = ctypes.c_int64
-        return cast("Callable[..., int]", function)
-
     try:
-        return build_object(source(), NAME, loaded)
+        return build_object(source(), NAME, function_in)
     except (BuildError, Unsupported):
         return None
 
 
-def launched_in_sequence(entries: Sequence[Entry], places: Sequence[Sequence[Place]]) -> Launched | None:
-    """Return a callable that launches functions on the tensors in these places; None if it cannot be compiled."""
-    function = _function()
-    if function is None:
-        return None
+def object_for(arch: str) -> bytes:
+    """Return the object with the function for `arch` (`processor.py`).
+
+    Raises:
+        Unsupported: nothing can be compiled for `arch` here.
+        BuildError: no compiler, or its message.
+    """
+    return build_object(source(), NAME, bytes, arch=arch)
+
+
+def launched_in_sequence(entries: Sequence[Entry], places: Sequence[Sequence[Place]], function: InSequence) -> Launched:
+    """Return a callable that launches functions on the tensors in these places by `function`."""
     steps, flat = bytearray(), array("q")
     for entry, of in zip(entries, places, strict=True):
         steps += _STEP.pack(entry.address, entry.tensors, len(flat))

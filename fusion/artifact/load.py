@@ -27,7 +27,7 @@ from fusion.artifact.manifest import ArtifactKernel, Manifest, StepCall
 from fusion.artifact.steps import program_of
 from fusion.artifact.values import read
 from fusion.artifact.weights import bytes_of, tensors_in
-from fusion.codegen.binary import Arguments, Callee, Loader, Stored, loader_of
+from fusion.codegen.binary import Arguments, Callee, Loader, Stored, loader_of, sequence_function_of
 from fusion.lowering.errors import ArtifactError, BuildError, FusionWarning
 
 FORMAT = 1
@@ -76,12 +76,13 @@ def load(
         )
     try:
         notes = _differences(manifest)
-        launchers = _Kernels(manifest, members, notes).launchers()
+        kernels = _Kernels(manifest, members, notes)
+        launchers = kernels.launchers()
         held = _tensors(file, manifest, members, weights)
         registers = {entry["register"]: held[entry["tensor"]] for entry in manifest["weights"]}
         steps: list[StepCall] = json.loads(_bytes(members[STEPS]))
         kept = [result["register"] for result in manifest["results"]["leaves"] if "register" in result]
-        program = program_of(steps, manifest["registers"], launchers, kept)
+        program = program_of(steps, manifest["registers"], launchers, kept, kernels.in_sequence())
         named = {name: held[tensor] for name, tensor in manifest["state"].items()}
         artifact = Artifact(manifest, program, named, registers, notes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -125,6 +126,7 @@ class _Kernels:
     def __init__(self, manifest: Manifest, members: Members, notes: list[str]) -> None:
         self._manifest, self._members, self._notes = manifest, members, notes
         self._entries = manifest["kernels"]
+        self._arch = ""  # that the loaded objects are for
 
     def launchers(self) -> list[Callable[..., None]]:
         """Return the launcher of each kernel, in order.
@@ -144,9 +146,23 @@ class _Kernels:
                 loader, f"this machine ({platform.machine()}) lacks what the kernels need: {'; '.join(lacks)}"
             )
         try:
-            return [loader.load(self._stored(entry, best)) for entry in self._entries]
+            loaded = [loader.load(self._stored(entry, best)) for entry in self._entries]
         except (OSError, AttributeError, BuildError) as error:
             return self._rebuilt(loader, f"the system does not load the kernels: {error}")
+        self._arch = best
+        return loaded
+
+    def in_sequence(self) -> Callable[..., int] | None:
+        """Return the function that launches several kernels in one call; None without one that this machine loads."""
+        entry, function = self._manifest.get("sequences"), sequence_function_of(self._manifest["target"])
+        if entry is None or function is None:
+            return None
+        if not self._arch:
+            return function.in_sequence()
+        try:
+            return function.function_in(self._content(entry["objects"][self._arch]))
+        except (OSError, AttributeError):
+            return None
 
     def _rebuilt(self, loader: Loader, reason: str) -> list[Callable[..., None]]:
         try:

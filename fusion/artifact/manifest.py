@@ -233,6 +233,7 @@ class Manifest(TypedDict):
         changed_weights: the registers of the weights that it changes.
         state: the name of a parameter or buffer → the name under which its tensor is stored.
         tensors: the stored tensors by name.
+        sequences: launches kernels in a row, if steps do that.
         weights_file: the file that holds the state, if that is not in the artifact.
         members: member → its hash.
     """
@@ -254,15 +255,53 @@ class Manifest(TypedDict):
     changed_weights: Sequence[int]
     state: dict[str, str]
     tensors: dict[str, TensorEntry]
+    sequences: NotRequired[SequenceObjects]
     weights_file: NotRequired[FileReference]
     members: NotRequired[dict[str, str]]
 
 
+class PartEntry(TypedDict):
+    """A tensor in the workspace of a sequence, which begins at a byte."""
+
+    begin: int
+    shape: Sequence[int]
+    strides: Sequence[int]
+    dtype: Json
+
+
+class SequenceLaunch(TypedDict):
+    """A launch of a sequence: the kernel, the program's lines, and the place of each tensor.
+
+    A place is the number of an argument of the step, or a part of the workspace.
+    """
+
+    kernel: int
+    lines: Sequence[str]
+    places: Sequence[int | PartEntry]
+
+
+class SequenceEntry(TypedDict):
+    """Launches in a row, and the bytes of their workspace."""
+
+    launches: Sequence[SequenceLaunch]
+    workspace: int
+
+
+class SequenceObjects(TypedDict):
+    """The function that launches sequences: the member with its source, and architecture → the one with its object."""
+
+    source: str
+    objects: dict[str, str]
+
+
 class CalledFunction(TypedDict, total=False):
-    """The function that a step calls, with its arguments by name: a kernel with the program's lines, or another one."""
+    """The function that a step calls, with its arguments by name: a kernel with the program's lines, several kernels in
+    a row, or another function.
+    """
 
     kernel: int
     lines: list[str]
+    sequence: SequenceEntry
     operation: str
     function: str
     size: str
@@ -285,10 +324,14 @@ __all__ = [
     "Json",
     "LeafEntry",
     "Manifest",
+    "PartEntry",
     "RegisterResult",
     "RegisteredType",
     "ResultEntry",
     "ResultsEntry",
+    "SequenceEntry",
+    "SequenceLaunch",
+    "SequenceObjects",
     "SizeEntry",
     "SizePlace",
     "StepCall",

@@ -18,13 +18,14 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from fusion.artifact.functions import NAMES, STEP_FUNCTIONS
 from fusion.artifact.manifest import CalledFunction, Json, StepCall
+from fusion.artifact.planned_sequences import PlannedSequence
 from fusion.artifact.values import written
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.sizes import Computed
 from fusion.runtime.size_text import evaluated, named
 from fusion.runtime.sizes import COMPUTED
-from fusion.runtime.splice import LAUNCH
+from fusion.runtime.splice import LAUNCH, lines_of
 from fusion.schedule.kernels import KernelCall
 
 
@@ -96,6 +97,8 @@ def _written(node: fx.Node, arguments: Iterable[object], register: Callable[[obj
 
 def _called(node: fx.Node, kernels: Mapping[Kernel, int]) -> CalledFunction | None:
     """Return the callee of a node; None for a kernel that launches nothing."""
+    if isinstance(node.target, PlannedSequence):
+        return {"sequence": node.target.entry(kernels)}
     if LAUNCH in node.meta:
         return _launch(node.meta[LAUNCH], kernels)
     if COMPUTED in node.meta:
@@ -112,7 +115,7 @@ def _called(node: fx.Node, kernels: Mapping[Kernel, int]) -> CalledFunction | No
 def _launch(call: KernelCall, kernels: Mapping[Kernel, int]) -> CalledFunction | None:
     if call.kernel not in kernels:
         return None
-    lines = [*dict.fromkeys(origin.line for origin in call.origins if origin.line)]
+    lines = [*lines_of(call)]
     return {"kernel": kernels[call.kernel], "lines": lines} if lines else {"kernel": kernels[call.kernel]}
 
 

@@ -26,13 +26,14 @@ from fusion.artifact.container import pack
 from fusion.artifact.functions import schema_of
 from fusion.artifact.kernels import checked_text, text_of
 from fusion.artifact.load import CONSTANTS, FORMAT, STEPS, WEIGHTS
-from fusion.artifact.manifest import ArtifactKernel, Manifest, TensorEntry, WeightEntry
+from fusion.artifact.manifest import ArtifactKernel, Manifest, SequenceObjects, TensorEntry, WeightEntry
 from fusion.artifact.move_device import moved
+from fusion.artifact.planned_sequences import in_sequences
 from fusion.artifact.record import Recording, recorded
 from fusion.artifact.signature import ProgramSignature
 from fusion.artifact.state import identity, refuse_shared_memory, written_beside
 from fusion.artifact.weights import pieces
-from fusion.codegen.binary import Binary
+from fusion.codegen.binary import Binary, sequence_function_of
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
 from fusion.lowering.errors import Unsupported
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 Content = Iterable["bytes | memoryview"]
+
+SEQUENCE = "sequence"
+"""The stem of the members with the function that launches several kernels."""
 
 
 def save(
@@ -127,12 +131,15 @@ class _Saved:
     ) -> None:
         self.program, self.compilation, self.target = program, compilation, target
         self.numbers = {kernel: number for number, kernel in enumerate(compilation.sources)}
-        self.recording: Recording = recorded(compilation.module, self.numbers)
+        self.sequence = sequence_function_of(target.name)
+        module = compilation.module if self.sequence is None else in_sequences(compilation.module, self.numbers)
+        self.recording: Recording = recorded(module, self.numbers)
         self.signature = ProgramSignature(program, compilation, self.recording.results)
         self.members: dict[str, Content] = {}
         self.members[STEPS] = [json.dumps(self.recording.steps, separators=(",", ":")).encode()]
         self.needs: dict[str, list[str]] = {}
         self.kernels = self._kernels(architectures)
+        self.sequences = self._sequences(architectures)
 
     def _kernels(self, architectures: Sequence[str]) -> list[ArtifactKernel]:
         """Compile the kernels, and return the entry of each."""
@@ -176,6 +183,16 @@ class _Saved:
         self.members.update((member, [binaries[arch].carried]) for arch, member in carried.items())
         return entry
 
+    def _sequences(self, architectures: Sequence[str]) -> SequenceObjects | None:
+        """Add the members of the function that launches sequences, and return its entry; None if no step needs it."""
+        if self.sequence is None or not any("sequence" in step for step in self.recording.steps):
+            return None
+        source = f"sources/{SEQUENCE}.{self.target.suffix}"
+        objects = {arch: f"objects/{arch}/{SEQUENCE}.so" for arch in architectures}
+        self.members[source] = [self.sequence.source().encode()]
+        self.members.update((member, [self.sequence.object_for(arch)]) for arch, member in objects.items())
+        return {"source": source, "objects": objects}
+
     def write(self, path: Path, beside: Path | None) -> None:
         """Write the file, and the weights beside it if they are not in it.
 
@@ -187,6 +204,8 @@ class _Saved:
         manifest = self._manifest(held)
         if held.others:
             self.members[CONSTANTS] = pieces(held.others)
+        if self.sequences is not None:
+            manifest["sequences"] = self.sequences
         if beside is None:
             self.members[WEIGHTS] = pieces(held.state)
         else:

@@ -15,8 +15,10 @@ from typing import TypeAlias, cast
 
 from fusion.artifact.functions import STEP_FUNCTIONS, operation
 from fusion.artifact.manifest import StepCall
+from fusion.artifact.sequences import sequence_of
 from fusion.artifact.values import Register, read
-from fusion.lowering.errors import CheckFailed
+from fusion.codegen.c.sequence import InSequence
+from fusion.runtime.located import located
 from fusion.runtime.size_text import Evaluated, evaluated, named
 
 Call: TypeAlias = Callable[..., object]
@@ -48,18 +50,23 @@ class SavedProgram:
 
 
 def program_of(
-    steps: Sequence[StepCall], registers: int, launchers: Sequence[Call], kept: Sequence[int]
+    steps: Sequence[StepCall],
+    registers: int,
+    launchers: Sequence[Call],
+    kept: Sequence[int],
+    in_sequence: InSequence | None = None,
 ) -> SavedProgram:
     """Return the program of some steps.
 
     Args:
         registers: the number of registers of the steps.
+        in_sequence: launches several kernels in one call, if it can be loaded here.
         kept: the registers that are read once all steps have run.
 
     Raises:
         LookupError: this process lacks an operation; ValueError, TypeError: the steps are malformed.
     """
-    return _Assembler(registers, launchers).assemble(steps, {*kept})
+    return _Assembler(registers, launchers, in_sequence).assemble(steps, {*kept})
 
 
 @dataclass(slots=True)
@@ -72,8 +79,8 @@ class _Called:
 
 
 class _Assembler:
-    def __init__(self, registers: int, launchers: Sequence[Call]) -> None:
-        self.program, self.launchers = SavedProgram(registers), launchers
+    def __init__(self, registers: int, launchers: Sequence[Call], in_sequence: InSequence | None) -> None:
+        self.program, self.launchers, self.in_sequence = SavedProgram(registers), launchers, in_sequence
         self.given = registers
         self.calls: list[_Called] = []
 
@@ -100,7 +107,9 @@ class _Assembler:
     def _function(self, step: StepCall) -> Call:
         if "kernel" in step:
             launch = self.launchers[step["kernel"]]
-            return _located(launch, step["lines"]) if step.get("lines") else launch
+            return located(launch, step["lines"]) if step.get("lines") else launch
+        if "sequence" in step:
+            return sequence_of(step["sequence"], self.launchers, self.in_sequence)
         if "operation" in step:
             return operation(step["operation"])
         if "size" in step:
@@ -163,18 +172,6 @@ def _with_keywords(function: Call, names: Sequence[str]) -> Call:
         return function(*args[:-count], **dict(zip(names, args[-count:], strict=True)))
 
     return call
-
-
-def _located(launch: Call, lines: Sequence[str]) -> Call:
-    """Return `launch` with the program's lines added to the message of a failed check."""
-
-    def located(*args: object) -> None:
-        try:
-            launch(*args)
-        except CheckFailed as failed:
-            raise type(failed)("\n  at: ".join((failed.message, *lines))) from None
-
-    return located
 
 
 __all__ = ["SavedProgram", "program_of"]

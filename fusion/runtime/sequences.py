@@ -1,8 +1,8 @@
 """Joins launches of small kernels on a CPU that follow each other into one call.
 
 Input: a spliced module; output: the same module, in which launches in a row, with the allocations between them, are one
-call of C (`codegen/c/sequence`).  Tensors that only these launches see become parts of a workspace, which they share as
-their lives allow.  Where a check fails, the tensors of its launch are made for the message.
+call of C (`sequence_calls`).  Tensors that only these launches see become parts of a workspace, which they share as
+their lives allow.
 
 Intermediate tensors and inputs live until the last launch of a sequence, and its results are allocated before the
 first; so only sequences that allocate little are joined, in which the calls matter, and not the memory.
@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import NoReturn, cast
+from typing import TypeAlias, cast
 
 import sympy
 import torch
 from torch import fx
 
-from fusion.codegen.c.calls import Entry
-from fusion.codegen.c.sequence import MOST_TENSORS, launched_in_sequence
-from fusion.runtime.memory import allocator, allocator_device, in_memory_of
+from fusion.codegen.c.sequence import MOST_TENSORS, in_sequence
+from fusion.runtime.memory import allocator_device, in_memory_of
 from fusion.runtime.names import named
+from fusion.runtime.sequence_calls import NativeLaunch, Part, Places, native_call
 from fusion.runtime.workspaces import Alive, planned
 
 IN_C = "fusion_in_c"
@@ -36,53 +35,50 @@ early as they can be."""
 ALIGNMENT = 64
 """The alignment of tensors in bytes, as PyTorch allocates them."""
 
-_empty = cast("Callable[..., torch.Tensor]", allocator(torch.device("cpu"), None))
-
-
-@dataclass(frozen=True, slots=True)
-class NativeLaunch:
-    """A launch of a function in C, and what raises the error of its result and its tensors."""
-
-    entry: Entry
-    fail: Callable[[int, Sequence[torch.Tensor]], NoReturn]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A tensor in the workspace, which begins at a byte."""
-
-    begin: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    def of(self, workspace: torch.Tensor) -> torch.Tensor:
-        """Return the tensor."""
-        typed = workspace[self.begin :].view(self.dtype)
-        return typed.as_strided(self.shape, self.strides, typed.storage_offset())
+Launches: TypeAlias = "Sequence[fx.Node]"
+"""The nodes of a sequence that launch kernels, in order."""
 
 
 def joined(module: fx.GraphModule) -> fx.GraphModule:
     """Return a module with joined launches; the module itself if there are none to join."""
-    runs = [run for run in _runs(module.graph) if sum(IN_C in node.meta for node in run) > 1]
+
+    def call(launches: Launches, places: Places, size: int) -> Callable[..., None] | None:
+        return native_call([cast("NativeLaunch", node.meta[IN_C]) for node in launches], places, size, in_sequence())
+
+    return joined_by(module, lambda node: IN_C in node.meta, call)
+
+
+def joined_by(
+    module: fx.GraphModule,
+    launches: Callable[[fx.Node], bool],
+    call: Callable[[Launches, Places, int], Callable[..., None] | None],
+) -> fx.GraphModule:
+    """Return a module in which sequences of launches are calls; the module itself if there are none.
+
+    Args:
+        launches: whether a node is a launch that may be joined: of tensors alone.
+        call: returns the call of some launches, whose tensors have these places, with a workspace of so many bytes; its
+            arguments are tensors.  None leaves them as they are.
+    """
+    runs = [run for run in _runs(module.graph, launches) if sum(map(launches, run)) > 1]
     if not runs:
         return module
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(module.graph, copies))
     changed = False
     for run in runs:
-        changed |= _join(graph, [copies[node] for node in run])
+        changed |= _join(graph, [copies[node] for node in run], launches, call)
     if not changed:
         return module
     graph.set_codegen(module.graph._codegen)
     return fx.GraphModule(module, graph)
 
 
-def _runs(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+def _runs(graph: fx.Graph, launches: Callable[[fx.Node], bool]) -> Iterator[list[fx.Node]]:
     """Yield the nodes of each sequence: launches, allocations, and other shapes of their memory."""
     run: list[fx.Node] = []
     for node in graph.nodes:
-        if _joins(node):
+        if _joins(node, launches):
             run.append(node)
         elif run:
             yield run
@@ -91,53 +87,54 @@ def _runs(graph: fx.Graph) -> Iterator[list[fx.Node]]:
         yield run
 
 
-def _joins(node: fx.Node) -> bool:
-    if IN_C in node.meta:
+def _joins(node: fx.Node, launches: Callable[[fx.Node], bool]) -> bool:
+    if launches(node):
         return len(node.args) <= MOST_TENSORS
     if node.target is in_memory_of:
         return len(node.args) == 3 and len(node.all_input_nodes) == 1
     return allocator_device(node.target) == "cpu" and not node.all_input_nodes
 
 
-def _join(graph: fx.Graph, run: Sequence[fx.Node]) -> bool:
+def _join(
+    graph: fx.Graph,
+    run: Sequence[fx.Node],
+    launches: Callable[[fx.Node], bool],
+    call: Callable[[Launches, Places, int], Callable[..., None] | None],
+) -> bool:
     """Replace a run by one call, unless it allocates too much."""
     inside = set(run)
-    launches = [node for node in run if IN_C in node.meta]
+    launching = [node for node in run if launches(node)]
     roots = {node: node for node in run if allocator_device(node.target) == "cpu"}
     for node in run:
         if node.target is in_memory_of and node.args[0] in roots:
             roots[node] = roots[cast("fx.Node", node.args[0])]
     kept = {roots[node] for node in roots if not inside.issuperset(node.users)}
     own = {node: root for node, root in roots.items() if root not in kept}
-    offsets, bytes_ = _workspace(launches, own)
+    offsets, bytes_ = _workspace(launching, own)
     if bytes_ + sum(map(_bytes, kept)) > MOST_ALLOCATED:
         return False
     parts = {node: _part(node, root, offsets[root]) for node, root in own.items()}
     outer: dict[fx.Node, int] = {}
 
-    def place(arg: object) -> int | _Part:
+    def place(arg: object) -> int | Part:
         node = cast("fx.Node", arg)
         return parts[node] if node in parts else outer.setdefault(node, len(outer))
 
-    places = [[place(arg) for arg in node.args] for node in launches]
-    call = _called([_launch(node) for node in launches], places, bytes_)
-    if call is None:
+    places = [[place(arg) for arg in node.args] for node in launching]
+    called = call(launching, places, bytes_)
+    if called is None:
         return False
     with graph.inserting_after(run[-1]):
-        graph.call_function(named(call, f"launch_{len(launches)}"), tuple(outer))
+        graph.call_function(named(called, f"launch_{len(launching)}"), tuple(outer))
     for node in reversed(run):
-        if IN_C in node.meta or not node.users:
+        if node in launching or not node.users:
             graph.erase_node(node)
     return True
 
 
-def _launch(node: fx.Node) -> NativeLaunch:
-    return cast("NativeLaunch", node.meta[IN_C])
-
-
-def _part(node: fx.Node, root: fx.Node, begin: int) -> _Part:
+def _part(node: fx.Node, root: fx.Node, begin: int) -> Part:
     shape, strides = node.args[1:3] if node.target is in_memory_of else node.args[:2]
-    return _Part(
+    return Part(
         begin, cast("tuple[int, ...]", shape), cast("tuple[int, ...]", strides), cast("torch.dtype", root.args[2])
     )
 
@@ -167,24 +164,4 @@ def _bytes(root: fx.Node) -> int:
     return -(-elements * cast("torch.dtype", dtype).itemsize // ALIGNMENT) * ALIGNMENT
 
 
-def _called(
-    launches: Sequence[NativeLaunch], places: Sequence[Sequence[int | _Part]], size: int
-) -> Callable[..., None] | None:
-    """Return the call of a sequence; None if it cannot be compiled."""
-    at = [[-1 - place.begin if isinstance(place, _Part) else place for place in of] for of in places]
-    launch = launched_in_sequence([each.entry for each in launches], at)
-    if launch is None:
-        return None
-    shape = (max(size, 1),)
-
-    def call(*outer: torch.Tensor) -> None:
-        workspace = _empty(shape, (1,), torch.uint8)
-        if (failed := launch(outer, workspace.data_ptr())) is not None:
-            number, result = failed
-            tensors = [place.of(workspace) if isinstance(place, _Part) else outer[place] for place in places[number]]
-            launches[number].fail(result, tensors)
-
-    return call
-
-
-__all__ = ["IN_C", "NativeLaunch", "joined"]
+__all__ = ["IN_C", "joined", "joined_by"]

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, cast
+from typing import cast
 
 import sympy
 import torch
@@ -23,7 +23,7 @@ from fusion.codegen.c.calls import Entry, entry_of
 from fusion.codegen.target import LateLauncher, Launcher
 from fusion.inspect.watch import Watch
 from fusion.lowering.checks.checked import has_checks
-from fusion.lowering.errors import BuildError, CheckFailed
+from fusion.lowering.errors import BuildError
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.ir.arguments import map_leaves
 from fusion.lowering.ir.chunks import Chunked
@@ -31,10 +31,12 @@ from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Buffer, BufferRef, Call, Extern, ExternArg, Program
 from fusion.operations.attention import cudnn_attention_backward
 from fusion.runtime.chunks import InChunks
+from fusion.runtime.located import failing, located
 from fusion.runtime.memory import LARGE, allocator, empty_large, in_memory_of
 from fusion.runtime.names import identifier, named
 from fusion.runtime.results import as_traced
-from fusion.runtime.sequences import IN_C, NativeLaunch
+from fusion.runtime.sequence_calls import NativeLaunch
+from fusion.runtime.sequences import IN_C
 from fusion.runtime.sizes import Sizes
 from fusion.runtime.views import only_reads, starts, unaliased_results
 from fusion.schedule import Schedule
@@ -198,7 +200,7 @@ class _Splicer:
     def _launcher(self, call: KernelCall, launch: Launcher) -> Callable[..., object]:
         """Return the launcher of a call's kernel, under the kernel's name."""
         run: Callable[..., object] = launch if self.watch is None else self.watch(call, launch)
-        launched = named(_located(run, call) if has_checks(call.kernel) else run, call.kernel.name)
+        launched = named(located(run, lines_of(call)) if has_checks(call.kernel) else run, call.kernel.name)
         launched.kernel = call.kernel  # type: ignore[attr-defined]  # for dumps, which launch it from its file
         return launched
 
@@ -219,7 +221,7 @@ class _Splicer:
         node = self.graph.call_function(launch, (*(self._for_kernel(name) for name in call.buffers), *sizes))
         node.meta[LAUNCH] = call
         if entry is not None:
-            node.meta[IN_C] = NativeLaunch(entry, _failing(call, entry))
+            node.meta[IN_C] = NativeLaunch(entry, failing(entry, lines_of(call)))
         self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
 
     def _chunked(self, call: Chunked[Program]) -> None:
@@ -375,30 +377,9 @@ class _Splicer:
         return None if out is None else self.sizes.of(out)
 
 
-def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., object]:
-    """Return `launch` with the user's lines added to the message of a failed check."""
-    lines = dict.fromkeys(origin.line for origin in step.origins if origin.line)
-
-    def located(*args: object) -> object:
-        try:
-            return launch(*args)
-        except CheckFailed as failed:
-            raise type(failed)("\n  at: ".join((failed.message, *lines))) from None
-
-    return located
-
-
-def _failing(step: KernelCall, entry: Entry) -> Callable[[int, Sequence[torch.Tensor]], NoReturn]:
-    """Return what raises the error of a launch's result on its tensors, with the user's lines."""
-
-    def fail(result: int, tensors: Sequence[torch.Tensor]) -> NoReturn:
-        def launch(*tensors: object) -> object:
-            raise entry.error(result, cast("Sequence[torch.Tensor]", tensors))
-
-        _located(launch, step)(*tensors)
-        raise AssertionError("a failed launch raises an error")
-
-    return fail
+def lines_of(step: KernelCall) -> tuple[str, ...]:
+    """Return the user's lines that a launch computes, each once."""
+    return tuple(dict.fromkeys(origin.line for origin in step.origins if origin.line))
 
 
 def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object] | None) -> Launcher:
