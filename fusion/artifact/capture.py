@@ -11,6 +11,8 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import update_wrapper
+from types import FunctionType
 
 import torch
 import torch.fx.experimental._config
@@ -257,14 +259,26 @@ def _module_of(program: Callable[..., object]) -> torch.nn.Module:
     class Function(torch.nn.Module):
         """A module that calls a function."""
 
+    module = Function()
+    if isinstance(function, FunctionType):
+        module.forward = _as_forward(function)
+        return module
+
     def forward(*args: object, **kwargs: object) -> object:
         return function(*args, **kwargs)
 
-    module = Function()
     module.forward = forward
     with contextlib.suppress(ValueError):  # a function of PyTorch does not tell its parameters
         forward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # functions take attributes
     return module
+
+
+def _as_forward(function: FunctionType) -> Callable[..., object]:
+    """Return a copy of `function` whose frames are named `forward`: export notes the lines of such frames alone."""
+    code = function.__code__.replace(co_name="forward")
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return update_wrapper(copy, function)
 
 
 def _input_specs(exported: ExportedProgram) -> Sequence[InputSpec]:

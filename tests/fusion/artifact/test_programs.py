@@ -192,6 +192,17 @@ def test_an_index_out_of_range_is_eagers_error_with_the_programs_line(tmp_path: 
     assert artifact(torch.zeros(3, 4, dtype=torch.int64)).shape == (3, 4, 8)
 
 
+def test_a_failed_check_in_a_function_names_its_line(tmp_path: Path) -> None:
+    def program(x: Tensor, at: Tensor, *, scale: float = 2.0) -> Tensor:
+        return x[at] * scale
+
+    artifact = saved(program, tmp_path, torch.randn(9, 3), torch.tensor([1, 8]))
+    line = program.__code__.co_firstlineno + 1
+    with pytest.raises(IndexError, match=rf"(?s)index 9 .*test_programs\.py:{line}"):
+        artifact(torch.randn(9, 3), torch.tensor([1, 9]))
+    assert_like_eager(program, artifact, (torch.randn(9, 3), torch.tensor([2, -1])))
+
+
 def test_arguments_may_be_passed_by_name(tmp_path: Path) -> None:
     def program(x: Tensor, y: Tensor, *, scale: float) -> Tensor:
         return (x - y) * scale
