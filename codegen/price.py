@@ -94,6 +94,7 @@ class Steps:
         shifted: the factor of that where lanes load at another distance than vectors do.
         strided: the same where lanes skip elements.
         wide: an operation, or a cast, of integers of 64 bits, beyond its cost in 32.
+        converted: a cast between floats and integers of 64 bits, beyond that.
         widened: a float of 16 bits that is loaded, and
         narrowed: a float of 16 bits that is stored: conversions from and to 32 bits.
         attended: a number of 16 bits of the keys and values in the library's attention of a single query.
@@ -122,6 +123,7 @@ class Steps:
     shifted: float = 1.0
     strided: float = 1.0
     wide: float = 0.0
+    converted: float = 0.0
     widened: float = 0.0
     narrowed: float = 0.0
     attended: float = 0.0
@@ -178,7 +180,7 @@ class Rates:
 
     def cost_of(self, node: Expr) -> float:
         """Return the additions of one operation, without its operands."""
-        return additions_of(node, self.costs, self.steps.wide)
+        return additions_of(node, self.costs, self.steps.wide, self.steps.converted)
 
     def cost_by_name(self, name: ScalarName) -> float:
         """Return the additions of one operation on floats."""
@@ -225,15 +227,21 @@ WIDE = 3
 """Further additions for an operation, or cast, of integers of 64 bits, which GPUs compute by halves: an estimate."""
 
 
-def additions_of(node: Expr, costs: Mapping[str, float] = MappingProxyType({}), wide: float = 0) -> float:
+def additions_of(
+    node: Expr, costs: Mapping[str, float] = MappingProxyType({}), wide: float = 0, converted: float = 0
+) -> float:
     """Return the additions of one operation, without its operands, on a device with these costs.
 
-    Comparisons of indices are never wide: indices have 32 bits where that is enough.
+    `wide` and `converted` are those of `Steps`.  Comparisons of indices are never wide: indices have 32 bits where that
+    is enough.
     """
     if isinstance(node, Op):
         return costs.get(node.name, SCALAR_OPS[node.name].cost) + (wide if node.dtype is torch.int64 else 0)
     if isinstance(node, Cast):
-        return wide if torch.int64 in (node.dtype, node.arg.dtype) else 0
+        dtypes = node.dtype, node.arg.dtype
+        if torch.int64 not in dtypes:
+            return 0
+        return wide + converted if any(dtype.is_floating_point for dtype in dtypes) else wide
     return costs.get("random", RANDOM) if isinstance(node, Random) else 0
 
 

@@ -82,6 +82,8 @@ class Cpu:
         costs: operation of float32 → its time in additions.
         attention: (form, or kernel of the library, bytes of an element) → its speed.
         layouts: the costs of other tensor layouts.
+        converted: nanoseconds of a cast between floats and integers of 64 bits: without an instruction that converts
+            all lanes, each is converted by itself.
 
     >>> replace(EPYC, threads=4).rates.flops / EPYC.rates.flops
     4.0
@@ -99,6 +101,7 @@ class Cpu:
     layouts: Layouts
     products: Mapping[int, float] = field(default_factory=dict, hash=False)
     costs: Mapping[str, float] = field(default_factory=lambda: COSTS, hash=False)
+    converted: float = 0.0
 
     @property
     def rates(self) -> Rates:
@@ -131,6 +134,7 @@ class Cpu:
                 gathered=0.45 * nanosecond,
                 computed=0.15 * nanosecond,
                 looked_up=25 * nanosecond,
+                converted=self.converted * nanosecond,
                 widened=2.0,  # instructions: of bfloat16 a move and a shift
                 narrowed=6.0,  # rounding to nearest, and NaN
                 attended=1.0 * nanosecond,  # 32 heads of 64, 256 to 2048 keys; in float32 memory bounds it
@@ -170,6 +174,7 @@ EPYC_AVX2 = replace(
         (GENERATED, 2): ChainSpeed(plain={64: (4.7, 5.0)}, skipping={64: (4.7, 4.0)}, masked={64: (4.0, 4.0)}),
     },
     products={2: 6.0},
+    converted=0.7,
 )
 """The same without instructions for 16-bit floats: the library multiplies them far more slowly than float32, and
 generated kernels, which widen them, as fast
@@ -207,4 +212,5 @@ def present() -> Cpu:
         layouts=like.layouts,
         products=measured.products,
         costs={**COSTS, **measured.costs},
+        converted=like.converted,
     )

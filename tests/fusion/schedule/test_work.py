@@ -159,6 +159,15 @@ def test_conversions_of_16_bit_floats_count_where_they_are_loaded_and_stored() -
     assert conversions(torch.float32) == 0.0
 
 
+def test_casts_between_floats_and_long_integers_cost_what_the_device_says() -> None:
+    def cast(source: torch.dtype, to: torch.dtype) -> float:
+        return total(lambda x: x.to(to), torch.empty(8, dtype=source), wide=3.0, converted=40.0)
+
+    assert cast(torch.float32, torch.int64) == cast(torch.int64, torch.float64) == 43
+    assert cast(torch.int32, torch.int64) == 3
+    assert cast(torch.float32, torch.int32) == 1  # no map costs less
+
+
 def test_lanes_that_read_lines_of_their_own_cost_a_request_each() -> None:
     """Along a row, 32 lanes of 16-bit numbers share two lines; across rows, each has its own."""
     x, i = torch.empty(64, 128, dtype=torch.bfloat16), torch.empty(64, 64, dtype=torch.int64)
