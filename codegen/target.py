@@ -63,6 +63,26 @@ def in_waves(programs: int, slots: int) -> float:
     return programs / (slots * math.ceil(programs / slots))
 
 
+@dataclass(frozen=True, slots=True)
+class NearestCache:
+    """The nearest cache of a core: bytes of a line, the number of sets, and the lines of each.
+
+    >>> cache = NearestCache(64, 64, 8)
+    >>> cache.keeps(256, [196]), cache.keeps(256, [2048]), cache.keeps(1024, [196])
+    (True, False, False)
+    """
+
+    line: int
+    sets: int
+    ways: int
+
+    def keeps(self, count: int, strides: Sequence[int]) -> bool:
+        """Return whether it keeps the lines of so many elements, which are so many bytes apart, beside other data."""
+        lines = [stride // self.line if stride % self.line == 0 else 1 for stride in strides]
+        reached = min((self.sets // math.gcd(self.sets, step) for step in lines), default=self.sets)
+        return 4 * count <= 3 * reached * self.ways
+
+
 Stage: TypeAlias = tuple[str, "str | bytes"]
 """A named artefact on the way from source to binary: (file suffix such as "ptx", content)."""
 
@@ -200,6 +220,7 @@ class Capabilities:
         waiting: the cost, in launches, of combining partial results in the last program of each tile.
         layouts: the costs of other tensor layouts.
         sector: bytes of the smallest memory request; 0 if the price of reading across memory is not known.
+        nearest: the cache whose lines elements of a row fill that are stored apart; None if that does not matter.
         part: elements of a contiguous part of a reduction above which more parts are better, within bounds.
         scans: whether scans of floats are generated; else they are library calls.
         trial: seconds that the first trial of two ways to compute a product takes in a process: two compilations, and
@@ -243,6 +264,7 @@ class Capabilities:
     trial: float = 0.4
     invariant: bool = False
     sector: int = 0
+    nearest: NearestCache | None = None
     layouts: Layouts = Layouts(0.0, (0.0, 0.0))
 
     @property

@@ -17,7 +17,7 @@ from fusion.codegen import calibration
 from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.price import Curve, Rates, Steps
-from fusion.codegen.target import Layouts, ProductTiles
+from fusion.codegen.target import Layouts, NearestCache, ProductTiles
 
 COSTS: Mapping[str, float] = {
     "sqrt": 11,
@@ -59,6 +59,9 @@ on an Intel Xeon."""
 
 PRODUCT_TILES = ProductTiles(128, 256, least_columns=64, together=0.8, side=128, halved=(128, 64))
 """The tiles of products, for the scheduler: a GPU's, not measured on a CPU."""
+
+NEAREST_CACHE = NearestCache(64, 64, 8)
+"""32 KiB in lines of 64 bytes, as most cores have (measured: docs/performance.md, `NEAREST_CACHE`)."""
 
 SHORT_SUMS = 0.5
 """The share of the rate of additions at which short sums of products run

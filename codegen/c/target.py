@@ -11,7 +11,7 @@ import sympy
 from fusion.codegen.binary import Binary
 from fusion.codegen.c.blocked import MOST_BLOCK_ROWS, programs
 from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
-from fusion.codegen.c.device import PRODUCT_TILES, Cpu, present
+from fusion.codegen.c.device import NEAREST_CACHE, PRODUCT_TILES, Cpu, present
 from fusion.codegen.c.forms import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
@@ -76,6 +76,7 @@ class CTarget:
             rates=device.rates,
             tiles=PRODUCT_TILES,
             chained=CHAINED,
+            nearest=NEAREST_CACHE,
             outer_block=0 if self.numerics.invariant else MOST_BLOCK_ROWS,
             bounds=True,
             reports=True,

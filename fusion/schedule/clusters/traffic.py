@@ -29,7 +29,7 @@ class ClusterTraffic:
     def __init__(self, evaluations: Evaluations) -> None:
         self.dependences, self.capabilities = evaluations.dependences, evaluations.capabilities
         self._evaluations = evaluations
-        self._crossings = Crossings(self.dependences, self.capabilities.sector)
+        self._crossings = Crossings(self.dependences, self.capabilities.sector, self.capabilities.nearest)
 
     @cached_property
     def places(self) -> list[dict[str, int]]:

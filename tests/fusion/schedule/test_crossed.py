@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm
 
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.triton import TritonTarget
 from fusion.lowering.ir.kernel import Role
 from tests.codegen.triton.blocking import block
@@ -58,6 +59,22 @@ def test_a_norm_leaves_a_result_in_another_layout_to_a_map() -> None:
     folding, storing = (kernel(step) for step in launches(normalised, (32, 128, 56, 56), target=TARGET))
     assert folding.with_role(Role.WHOLE) and not storing.with_role(Role.WHOLE)
     assert min(TARGET.configs(storing)[0].block(side) for side in "yx") >= 16
+
+
+def stored_across(rows: int, columns: int) -> int:
+    """The kernels that normalise rows on a CPU, and store them with their columns next to each other."""
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return layer_norm(x, (columns,)).transpose(1, 2).contiguous()
+
+    return len(launches(turned, (8, rows, columns), target=CTarget()))
+
+
+def test_a_cpu_leaves_rows_whose_lines_are_evicted_to_a_map() -> None:
+    """Lanes run along a row, whose elements are in lines of their own: 2 KiB apart, in two sets of the cache."""
+    assert stored_across(512, 256) == 2
+    assert stored_across(49, 384) == 1
+    assert stored_across(49, 4096) == 2
 
 
 def test_a_norm_stores_its_result_in_the_layout_of_its_operand() -> None:
