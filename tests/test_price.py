@@ -14,6 +14,7 @@ from benchmarks.price import programs, regret, tables
 from benchmarks.price.agreement import deviation, mean_regret, rank_correlation
 from benchmarks.price.cases import cases
 from benchmarks.price.measured import KernelTime, Subject, measure, of_case, of_model
+from benchmarks.price.pace import Probe, between, probed
 from benchmarks.price.regret import CHOSEN, Configurations, Regret, regret_of
 from benchmarks.programs import Case, Draw, softmax
 from benchmarks.small_models import Model, models
@@ -131,6 +132,23 @@ def test_the_table_names_the_farthest_first() -> None:
     named = [line.rsplit(" ", 1)[-1] for line in lines if " / k" in line]
     assert named == ["k2", "k1", "k0"]
     assert lines[-1] == "left out: 0 kernels without a price, 1 below 50 µs"
+
+
+def test_a_machine_that_was_slower_is_told_from_a_wrong_price() -> None:
+    """Two kernels took twice as long as predicted; one of them while memory did, too."""
+    slow, fast = Probe("memory", 80.0), Probe("memory", 40.0)
+    kernels = [KernelTime("p", f"k{k}", "map", 100.0, 200.0, 1, probe) for k, probe in enumerate((slow, fast))]
+    lines = list(tables.agreement_table(kernels, "cpu"))
+    figures = next(line for line in lines if line.startswith("all")).split()
+    assert figures == ["all", "2", "2.00x", "2.00x", "nan", "1.41x"]
+    assert "beside its best, the machine took 2.00 x as long in the median, 2.00 x at worst" in lines
+
+
+def test_every_part_of_a_price_has_a_probe() -> None:
+    before = probed("cpu")
+    assert before.keys() == {"memory", "scalars", "products"} and min(before.values()) > 0
+    assert between({"memory": 10.0}, {"memory": 40.0}, "memory") == Probe("memory", 20.0)
+    assert probed("cuda") == {} and between({}, {}, "memory") is None
 
 
 def test_regret_is_the_time_lost_against_the_best() -> None:

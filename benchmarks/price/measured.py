@@ -14,9 +14,11 @@ from torch.utils import _pytree as pytree
 
 import fusion
 from benchmarks.harness import Refused, closed
+from benchmarks.price.pace import Probe, between, probed
 from benchmarks.price.turns import median_time_alone
 from benchmarks.programs import Case
 from benchmarks.small_models import Model
+from fusion.codegen.price import Price
 from fusion.inspect.measurement import Measurement
 from fusion.inspect.report import Report, steps_of
 from fusion.lowering.ir.expr import Expr, loads
@@ -33,7 +35,10 @@ Compiler = Callable[[Callable[..., object]], Callable[..., object]]
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """One kernel of a program, with its predicted and measured microseconds."""
+    """One kernel of a program, with its predicted and measured microseconds.
+
+    `probe`: of the part that bounds it, from about the same moment; None on a GPU.
+    """
 
     program: str
     kernel: str
@@ -41,6 +46,7 @@ class KernelTime:
     predicted: float | None
     measured: float
     bytes: int
+    probe: Probe | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -125,11 +131,12 @@ def measure(subject: Subject, device: str) -> tuple[list[KernelTime], list[CallT
         Refused: a region runs eagerly.
     """
     torch._dynamo.reset()
-    measurement = _Described()
+    measurement, before = _Described(), probed(device)
     backend = fusion.Backend(fusion.Options.read(options={"graph_cache": False}), measurement)
     with warnings.catch_warnings():
         warnings.simplefilter("error", fusion.FusionWarning)
         subject.prepare(device)(lambda program: torch.compile(program, backend=backend, dynamic=False))()
+    after = probed(device)
     kernels: list[KernelTime] = []
     calls: list[CallTime] = []
     for report in backend.reports:
@@ -142,9 +149,18 @@ def measure(subject: Subject, device: str) -> tuple[list[KernelTime], list[CallT
             if entry.measured is not None:
                 times = entry.predicted, entry.measured
                 moved = entry.bytes_read + entry.bytes_written
-                kernels.append(KernelTime(subject.name, entry.name, kind_of(kernel), *times, moved))
+                probe = between(before, after, _bound(entry.price))
+                kernels.append(KernelTime(subject.name, entry.name, kind_of(kernel), *times, moved, probe))
         calls += [CallTime(subject.name, e.name, e.measured) for e in measured.externs if e.measured is not None]
     return kernels, calls
+
+
+def _bound(price: Price | None) -> str:
+    """Return the part of a price that takes longest, without the launch; the epilogue is arithmetic."""
+    if price is None:
+        return ""
+    parts = {"memory": price.memory, "products": price.products, "scalars": price.scalars + price.epilogue}
+    return max(parts, key=parts.__getitem__)
 
 
 class _Described(Measurement):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.price.agreement import deviation, mean_regret, rank_correlation
 from benchmarks.price.measured import KernelTime
+from benchmarks.price.pace import paces
 from benchmarks.price.regret import CHOSEN, Regret
 
 WORST = 10
@@ -27,20 +28,31 @@ def agreement_table(kernels: Sequence[KernelTime], device: str) -> Iterator[str]
         times = f"{each.predicted:>10.1f}{each.measured:>10.1f}{each.ratio:>8.2f}x"
         yield f"{times}  {each.kind:<18}{each.program} / {each.kernel}"
     yield ""
-    yield f"{'kind':<24}{'kernels':>8}{'off by':>9}{'median':>9}{'rank':>8}"
+    yield f"{'kind':<24}{'kernels':>8}{'off by':>9}{'median':>9}{'rank':>8}{'at pace':>9}"
+    paced = list(zip(counting, paces([each.probe for each in counting]), strict=True))
     kinds = sorted({each.kind for each in counting})
     for kind in kinds:
-        yield _row(kind, [each for each in counting if each.kind == kind])
-    yield _row("all", counting)
+        yield _row(kind, [(each, pace) for each, pace in paced if each.kind == kind])
+    yield _row("all", paced)
+    slower = sorted(pace for _, pace in paced)
+    median, worst = slower[len(slower) // 2], slower[-1]
+    yield f"beside its best, the machine took {median:.2f} x as long in the median, {worst:.2f} x at worst"
     left = f"{counted(len(kernels) - len(priced), 'kernel')} without a price"
     yield f"left out: {left}, {len(priced) - len(counting)} below {LEAST[device]:.0f} µs"
 
 
-def _row(name: str, kernels: Sequence[KernelTime]) -> str:
-    """Return the geometric mean of the ratios, their median, and the rank correlation of some kernels."""
+def _row(name: str, paced: Sequence[tuple[KernelTime, float]]) -> str:
+    """Return the geometric mean of the ratios, their median, the rank correlation, and the mean at the best pace.
+
+    Args:
+        paced: kernels, and how much slower the machine was than at its best (`pace.py`).
+    """
+    kernels = [each for each, _ in paced]
     ratios = sorted(each.ratio or 1.0 for each in kernels)
     rank = rank_correlation([each.predicted or 0.0 for each in kernels], [each.measured for each in kernels])
-    return f"{name:<24}{len(kernels):>8}{deviation(ratios):>8.2f}x{ratios[len(ratios) // 2]:>8.2f}x{rank:>8.2f}"
+    at_pace = deviation([(each.ratio or 1.0) / pace for each, pace in paced])
+    means = f"{deviation(ratios):>8.2f}x{ratios[len(ratios) // 2]:>8.2f}x{rank:>8.2f}{at_pace:>8.2f}x"
+    return f"{name:<24}{len(kernels):>8}{means}"
 
 
 def _off_by(each: KernelTime) -> float:
