@@ -41,7 +41,7 @@ def _probes() -> Mapping[str, Callable[[], object]]:
 
 
 def probed(device: str) -> dict[str, float]:
-    """Return the microseconds of each probe now; none on a GPU, whose clock is constant enough."""
+    """Return the microseconds of each probe now; none on a GPU, which no others share."""
     if device != "cpu":
         return {}
     return {part: median_time_alone(call, torch.device("cpu")) for part, call in _probes().items()}

@@ -28,7 +28,7 @@ def sequence_of(
         function: launches sequences; None if there is none for this machine.
     """
     places: Places = [[_place(place) for place in launch["places"]] for launch in entry["launches"]]
-    chosen = [(launchers[launch["kernel"]], launch.get("lines", ())) for launch in entry["launches"]]
+    chosen = [(launchers[launch["kernel"]], launch["lines"]) for launch in entry["launches"]]
     native = [NativeLaunch(of, failing(of, lines)) for launch, lines in chosen if (of := entry_of(launch)) is not None]
     call = native_call(native, places, entry["workspace"], function if len(native) == len(chosen) else None)
     return call or call_of([located(launch, lines) for launch, lines in chosen], places, entry["workspace"])

@@ -1,8 +1,8 @@
 """Predicts the bytes that one launch of a cluster moves.
 
 Every outside tensor counts once; in addition count the excess traffic of a reduction that loads along one axis and
-stores along another (`crossing.py`), and of operands of products that are read element by element.  Input: a cluster of
-a Program; output: bytes, for sizes as they were traced.
+stores along another (`across_memory.py`), and of operands of products that are read element by element.  Input: a
+cluster of a Program; output: bytes, for sizes as they were traced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sympy
 from fusion.lowering.indexing import flatten
 from fusion.lowering.ir.expr import Expr
 from fusion.lowering.ir.program import Contract, Scatter, axis_sizes
-from fusion.schedule.clusters.crossing import Crossings
+from fusion.schedule.clusters.across_memory import Crossings
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.contiguity import is_scattered, requests_per_element

@@ -20,7 +20,7 @@ from fusion.lowering.indexing import coefficient, flatten
 from fusion.lowering.ir.expr import Expr, Load, rewrite
 from fusion.lowering.ir.program import Buffer, Contract, Map, Node, Program, axis_sizes, reads
 from fusion.lowering.ir.sizes import estimate
-from fusion.schedule.clusters.crossing import SMALLEST_CROSSED
+from fusion.schedule.clusters.across_memory import SMALLEST_CROSSED
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.iteration.naming import unused

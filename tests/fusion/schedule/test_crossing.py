@@ -166,7 +166,10 @@ def test_narrow_gradients_are_summed_in_float32(name: str, dtype: torch.dtype, t
     threads(2)
     case = next(case for case in ATTENTIONS if case.name == name)
     inputs = case.inputs(dtype)
-    function = lambda q, k, v: case.function(q, k, v, *inputs[3:])  # noqa: E731  # a program of three tensors
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return case.function(q, k, v, *inputs[3:])
+
     got, kernels = run(function, list(inputs[:3]))
     assert [products(kernel) for kernel in kernels] == [[5]]
     assert_near(function, list(inputs[:3]), got)
