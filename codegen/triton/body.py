@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks import Blocked, Dim, LaneDim, extent
+from fusion.codegen.triton.blocks.aligned_rows import word_store
 from fusion.codegen.triton.expressions import bit_fields, interleaved
-from fusion.codegen.triton.expressions.code import PRODUCT, Code, compose, listed, widened
+from fusion.codegen.triton.expressions.code import AND, PRODUCT, UNARY, Code, compose, listed, widened
 from fusion.codegen.triton.expressions.indices import expand
 from fusion.codegen.triton.expressions.scalar_code import typed
 from fusion.codegen.triton.expressions.scopes import Tile
@@ -243,13 +244,22 @@ class Body:
             if padding:  # the block of a dimension of size 1: all but its first lane are masked
                 pointer = values.broadcast(pointer, values.join((tile.dims, pointer.dims)))
             arguments = [pointer.code, expand(tile.code, tile.dims, pointer.dims)]
-            mask = values.masks(pointer.dims)
-            if mask is not None:
-                arguments.append(compose("mask={}", expand(mask.code, mask.dims, pointer.dims)))
-            if "evict_first" in values.eviction.values() and self._passes_cache(stmt.param):
-                arguments.append(Code('eviction_policy="evict_first"'))
-            values.line("tl.store({})", listed(arguments))
+            passes = "evict_first" in values.eviction.values() and self._passes_cache(stmt.param)
+            policy = [Code('eviction_policy="evict_first"')] if passes else []
+            for mask in self._masks(stmt, pointer):
+                masked = [] if mask is None else [compose("mask={}", expand(mask.code, mask.dims, pointer.dims))]
+                values.line("tl.store({})", listed([*arguments, *masked, *policy]))
         values.stored(stmt.param)
+
+    def _masks(self, stmt: Store, pointer: Tile) -> list[Tile | None]:
+        """Return the mask of a store, or of two: of whole words, and of the elements where a row begins and ends."""
+        values, word = self.values, word_store(self.layout.blocked, stmt)
+        mask = values.masks(pointer.dims)
+        if mask is None or word is None or pointer.dims != (word[0],):
+            return [mask]
+        whole = values.whole_words(*word)
+        ends = compose("{} & ~{}", mask.code.at(AND + 1), whole.code.at(UNARY), binds=AND)
+        return [whole, replace(mask, code=ends)]
 
     def _passes_cache(self, name: str) -> bool:
         """Return whether a result is larger than the cache, so that storing it there would only evict data that is read

@@ -9,7 +9,7 @@ row begins.  A thread then moves 16 bytes at a time, except in the first block a
 Unchanged: loops that scan or update, loops over rows that are aligned or of unknown length, and loops in which an index
 is not linear in the loop index.  (measured: docs/performance.md, `aligned_rows`)
 
-`word_load` tells which loads read the word in which a row ends.
+`word_load` tells which loads read the word in which a row ends, `word_store` which stores write all others at once.
 
     ri < 50257      becomes      ri < 50264      for 8 elements in a word
 
@@ -32,6 +32,7 @@ from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     Loop,
+    Param,
     Prefix,
     Role,
     Stmt,
@@ -162,17 +163,33 @@ def _from_aligned(
 
 def word_load(blocked: Blocked, load: Load) -> tuple[Dim, int] | None:
     """Return the dimension that `load` reads in words, and the elements of a word; None for any other load."""
-    offset, param = load.index[0], blocked.kernel.param(load.buffer)
-    word = WORD // load.dtype.itemsize
-    if blocked.contraction or isinstance(offset, Expr) or load.mask is not None or not param.aligned or word < 2:
+    return None if load.mask is not None else _in_words(blocked, load.buffer, load.index[0])
+
+
+def word_store(blocked: Blocked, store: Store) -> tuple[Dim, int] | None:
+    """Return the dimension that `store` writes in words, but for the elements of the words in which a row begins and
+    ends, and the elements of a word; None for any other store.
+    """
+    return None if store.where is not None else _in_words(blocked, store.param, store.offset)
+
+
+def _in_words(blocked: Blocked, name: str, offset: sympy.Expr | Expr) -> tuple[Dim, int] | None:
+    """Return the last dimension and the elements of a word, if a loop over it moves words, of which some are no part of
+    a row.
+    """
+    if blocked.contraction or isinstance(offset, Expr) or not blocked.dims:
         return None
-    if not blocked.dims:
-        return None  # a single number
-    dim = blocked.dims[-1]
-    if dim.role is not Role.LOOP or not dim.size.is_Integer or coefficient(offset, dim.symbol) != 1:
+    param, dim = blocked.kernel.param(name), blocked.dims[-1]
+    word = WORD // param.dtype.itemsize
+    if dim.role is not Role.LOOP or not dim.size.is_Integer or not starts_with_word(param, offset, dim):
         return None
-    if dim.shift == 0 and int(dim.size) % word == 0:
-        return None  # its mask ends with a word
-    start = sympy.expand(offset - dim.symbol)
-    aligned = all(int(term.as_coeff_Mul()[0]) % word == 0 for term in sympy.Add.make_args(start))
-    return (dim, word) if aligned else None
+    ends_with_word = dim.shift == 0 and int(dim.size) % word == 0
+    return None if word < 2 or ends_with_word else (dim, word)
+
+
+def starts_with_word(param: Param, offset: sympy.Expr, dim: Dim) -> bool:
+    """Return whether the elements along a dimension follow each other, and its first index is the start of a word."""
+    if not param.aligned or coefficient(offset, dim.symbol) != 1:
+        return False
+    word, start = WORD // param.dtype.itemsize, sympy.expand(offset - dim.symbol)
+    return all(int(term.as_coeff_Mul()[0]) % word == 0 for term in sympy.Add.make_args(start))

@@ -12,7 +12,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.expressions.code import AND, COMPARE, Code, Operand, compose, listed
+from fusion.codegen.triton.expressions.code import AND, COMPARE, PRODUCT, SUM, Code, Operand, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
 from fusion.codegen.triton.expressions.scopes import Identifiers, Lines, Tile
 from fusion.lowering.ir.expr import TileRef
@@ -79,6 +79,21 @@ class Points(Lines):
         if dim.shift == 0:
             return -(-int(dim.size) // word) * word
         return compose("({0} + {1}) // {2} * {2}", self.shift(dim), int(dim.size) + word - 1, word)
+
+    def whole_words(self, dim: Dim, word: int) -> Tile:
+        """Return the mask of the words, of `word` elements, of which all elements lie within `dim`."""
+        known = self.find(("whole words", dim, word))
+        if known is not None:
+            return known
+        index, limit = self.index(dim), self.index_tile(dim.size).code.at(SUM)
+        if dim.shift == 0:
+            code = compose("{} < {} // {} * {}", index.code, limit.at(PRODUCT), word, word, binds=COMPARE)
+        else:
+            start = self.shift(dim)
+            first = compose("({} + {}) // {} * {}", start, word - 1, word, word, binds=PRODUCT)
+            last = compose("({} + {}) // {} * {}", start, limit, word, word, binds=PRODUCT)
+            code = compose("({0} >= {1}) & ({0} < {2})", index.code, first, last, binds=AND)
+        return self.bind(("whole words", dim, word), self.name(f"{dim.name}_whole", replace(index, code=code)))
 
     def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:
         """Return the mask of a tile over `dims`: inside all of them, and `more` holds; None if always true."""
