@@ -61,7 +61,7 @@ ARCHITECTURES = (
 
 _SINCE = {
     75: frozenset({Feature.PTX}),
-    80: frozenset({Feature.PTX, Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS}),
+    80: frozenset({Feature.PTX, Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.ASYNC_COPIES}),
 }
 """Features of architectures below the first known device, by the highest compute capability, times ten, they hold for.
 """

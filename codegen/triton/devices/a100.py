@@ -23,5 +23,5 @@ A100 = Device(
     bandwidth=2.039e6,
     flops=1.95e7,
     matrix={1: 6.24e8, 2: 3.12e8, 4: 1.56e8, 8: 1.95e7},
-    features=frozenset({Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.PTX}),
+    features=frozenset({Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.ASYNC_COPIES, Feature.PTX}),
 )

@@ -28,6 +28,7 @@ B200 = Device(
     features=frozenset(
         {
             Feature.HALF_PAIRS,
+            Feature.ASYNC_COPIES,
             Feature.TF32,
             Feature.FLOAT64_UNITS,
             Feature.TENSOR_COPIES,

@@ -26,6 +26,7 @@ class Feature(Enum):
 
     ASYNC_UNITS = "matrix units that read shared memory by themselves (wgmma, tcgen05)"
     HALF_PAIRS = "arithmetic on pairs of bfloat16 in one register (sm_80)"
+    ASYNC_COPIES = "copies to shared memory that a program awaits later (cp.async, sm_80)"
     TF32 = "matrix units for float32 rounded to 19 bits"
     FLOAT64_UNITS = "matrix units for float64 that `tl.dot` uses"
     TENSOR_COPIES = "a tensor memory accelerator, which copies blocks by descriptors (sm_90)"

@@ -23,5 +23,5 @@ RTX30 = Device(
     bandwidth=9.36e5,
     flops=3.56e7,
     matrix={1: 2.84e8, 2: 7.1e7, 4: 3.56e7, 8: 5.6e5},
-    features=frozenset({Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.PTX}),
+    features=frozenset({Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.ASYNC_COPIES, Feature.PTX}),
 )

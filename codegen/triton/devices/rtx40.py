@@ -23,5 +23,5 @@ RTX40 = Device(
     bandwidth=1.008e6,
     flops=8.26e7,
     matrix={1: 6.61e8, 2: 1.652e8, 4: 8.26e7, 8: 1.29e6},
-    features=frozenset({Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.PTX}),
+    features=frozenset({Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.ASYNC_COPIES, Feature.PTX}),
 )

@@ -8,7 +8,7 @@
 | `maps`              | pointwise kernels                                                           |
 | `scans`             | rows or columns whose running sums are stored                               |
 | `matrix_vector`     | products with up to four vectors, as sums of products                       |
-| `persistent_rows`   | folds of long rows, held one after another while the next ones are loaded   |
+| `shared_rows`       | folds of long rows that are stored, too: held in shared memory meanwhile    |
 | `rows`              | folds of rows or columns                                                    |
 | `warp_specialised`  | attention with one warp that loads and groups of warps that compute (sm_90) |
 | `chained`           | products whose rows or columns are folded or contracted again               |

@@ -16,11 +16,11 @@ from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.maps import Maps
 from fusion.codegen.triton.forms.matrix_vector import MatrixVector
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct
-from fusion.codegen.triton.forms.persistent_rows import PersistentRows
 from fusion.codegen.triton.forms.pointer_product import PointerProduct
 from fusion.codegen.triton.forms.rows import Rows
 from fusion.codegen.triton.forms.scaled import Scaled
 from fusion.codegen.triton.forms.scans import Scans
+from fusion.codegen.triton.forms.shared_rows import SharedRows
 from fusion.codegen.triton.forms.skinny import Skinny
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
 
@@ -29,7 +29,7 @@ SINGLE_KERNEL: tuple[type[Form], ...] = (
     Maps,
     Scans,
     MatrixVector,
-    PersistentRows,
+    SharedRows,
     Rows,
     WarpSpecialised,
     Chained,
