@@ -19,11 +19,10 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.codegen.c.blocked.blocks import Block
 from fusion.codegen.c.blocked.crossing import added_to, block_of, cleared, crossing_tile
 from fusion.codegen.c.blocked.factors import ProductFactors
 from fusion.codegen.c.blocked.held import ArrayTile, product_tile, tile_over
-from fusion.codegen.c.blocked.ranges import LoopRange, range_of
+from fusion.codegen.c.blocked.ranges import around_block, inside_block, range_of
 from fusion.codegen.c.blocked.row_steps import narrower_rows
 from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
@@ -209,7 +208,7 @@ class _Blocked:
             lines += self._start(fold)
         blocks = [self.scope.blocks.of[symbol] for symbol in loop.axes]
         within = range_of(loop, self.scope)
-        inner = [line for block in blocks for line in _inside(block, within)]
+        inner = [line for block in blocks for line in inside_block(block, within)]
         needed, condition, whole = ([], ALWAYS, {}) if loop.where is None else possible(loop.where, self.scope)
         if condition != ALWAYS:
             inner += [*needed, f"if (!{condition}) continue;"]
@@ -223,7 +222,7 @@ class _Blocked:
         for load in copied:
             del self.scope.known[load]
         for block in reversed(blocks):
-            inner = _around_block(block, within, inner)
+            inner = around_block(block, within, inner)
         return [*lines, *inner]
 
     def _ahead(self, loop: Loop) -> list[str]:
@@ -395,23 +394,6 @@ class _Blocked:
         value, index = nest.texts
         nest.write(*take(fold, self.scope.space.fresh("take"), value, index, best, at))
         return nest.lines()
-
-
-def _around_block(block: Block, within: LoopRange | None, body: Sequence[str]) -> list[str]:
-    """Return `body` in the loop over the blocks, or the points, of an axis, those in its range if it has one."""
-    if within is None or within.axis != block.axis.symbol:
-        return [f"{block.header} {{", *indented(body), "}"]
-    at, width = block.extent.start, block.bound
-    header = f"for (int64_t {at} = {within.first}; {at} < {within.end}; {at} = ({at}/{width} + 1)*{width}) {{"
-    return [*within.lines, header, *indented(body), "}"]
-
-
-def _inside(block: Block, within: LoopRange | None) -> tuple[str, ...]:
-    """Return the first lines in such a loop: a block ends at a multiple of its width, wherever the range begins."""
-    if within is None or within.axis != block.axis.symbol:
-        return block.inside
-    at, width = block.extent.start, block.bound
-    return (f"const int64_t {block.extent.end} = imin(({at}/{width} + 1)*{width}, {within.end});",)
 
 
 def _read_by(body: Sequence[Stmt]) -> list[Expr]:

@@ -1,10 +1,10 @@
 """Derives the range of a loop that a condition leaves, as C: the points outside it count for no row of a block.
 
-Input: `Loop.where` and the range of each axis; output: lines, and the names of the first point and of the end.  Linear
-comparisons of the point with indices, and with integers that vary along the rows of the block alone, are solved at
-their most favourable corner; `bounded` conditions have such comparisons as their bounds.  Conditions on integers that
-vary along the loop, such as document ids, are looked up point by point before the loop.  `and` and `or` combine ranges;
-of anything else no range is known.
+Input: `Loop.where` and the range of each axis; output: lines, the names of the first point and of the end, and the loop
+over the blocks between them.  Linear comparisons of the point with indices, and with integers that vary along the rows
+of the block alone, are solved at their most favourable corner; `bounded` conditions have such comparisons as their
+bounds.  Conditions on integers that vary along the loop, such as document ids, are looked up point by point before the
+loop.  `and` and `or` combine ranges; of anything else no range is known.
 
 A range begins and ends at a multiple of `PART` points, as its blocks do: then the sums of a row have the same bits
 whichever rows share its block.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusion.codegen.c.blocked.blocks import Block
 from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.blocked.skips import ALWAYS, Possible
 from fusion.codegen.c.text.indices import affine, index_text
@@ -72,6 +73,23 @@ def range_of(loop: Loop, scope: TileScope) -> LoopRange | None:
     found = _Ranges(scope, symbol, inner).named(loop.where)
     scope.known = known
     return found
+
+
+def around_block(block: Block, within: LoopRange | None, body: Sequence[str]) -> list[str]:
+    """Return `body` in the loop over the blocks, or the points, of an axis, those in its range if it has one."""
+    if within is None or within.axis != block.axis.symbol:
+        return [f"{block.header} {{", *indented(body), "}"]
+    at, width = block.extent.start, block.bound
+    header = f"for (int64_t {at} = {within.first}; {at} < {within.end}; {at} = ({at}/{width} + 1)*{width}) {{"
+    return [*within.lines, header, *indented(body), "}"]
+
+
+def inside_block(block: Block, within: LoopRange | None) -> tuple[str, ...]:
+    """Return the first lines in the loop over blocks: one ends at a multiple of its width, wherever a range begins."""
+    if within is None or within.axis != block.axis.symbol:
+        return block.inside
+    at, width = block.extent.start, block.bound
+    return (f"const int64_t {block.extent.end} = imin(({at}/{width} + 1)*{width}, {within.end});",)
 
 
 class _Ranges:
