@@ -2,13 +2,13 @@
 
 Input: a loop with a `where`; output: the same loop without it, and with the condition, its conjuncts and their
 negations replaced by constants in its body.  Within the inner bounds of a conjunct that has bounds these constants
-hold, too.  Blocks that evaluate the condition take inner bounds as false: the values selected there are right
-everywhere.
+hold, too; `within_bounds` replaces such conjuncts alone.  Blocks that evaluate the condition take inner bounds as
+false: the values selected there are right everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -26,8 +26,20 @@ def unconditional(loop: Loop) -> Loop:
 
 def conditional(loop: Loop) -> Loop:
     """Return `loop`, simplified for blocks in which its condition is evaluated."""
-    outside = [] if loop.where is None else [negated(inner) for inner in _inner_bounds(loop.where)]
-    return replace(loop, body=_given(_all(outside), loop.body)) if outside else loop
+    return within_bounds(loop, ())
+
+
+def within_bounds(loop: Loop, parts: Collection[Op]) -> Loop:
+    """Return `loop`, simplified for blocks within the inner bounds of some parts of its condition: these parts hold.
+
+    The rest of the condition is evaluated, as in `conditional`.
+    """
+    if loop.where is None:
+        return loop
+    inside = [part.args[2] for part in parts]
+    outside = [negated(inner) for inner in _inner_bounds(loop.where) if inner not in inside]
+    known = [*inside, *parts, *outside]
+    return replace(loop, body=_given(_all(known), loop.body)) if known else loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,11 +98,11 @@ class ProductFactors:
         name = scope.space.fresh("packed")
         tile = scope.allocate(packed_tile(name, held, product.depth, product.column, scope.blocks))
         counts = f"{self._count(product.depth)}, {self._count(product.column)}"
-        call = f"pack_{held}({place}, {counts}, {name});"
+        call = f"pack_{held}({place}, {counts}, {tile.name});"
         if set(scope.tiled(product.right)) - {product.depth, product.column}:
-            return Packed(lines, [call], name)
+            return Packed(lines, [call], tile.name)
         self.packed[key] = tile
-        return Packed([*lines, call], [], name)
+        return Packed([*lines, call], [], tile.name)
 
     def _factor(self, value: Expr, first: sympy.Symbol | None, second: sympy.Symbol | None) -> tuple[list[str], str]:
         """Return lines, and `pointer, stride along first, stride along second` of a factor in memory."""

@@ -6,14 +6,15 @@ statement is one loop nest over the points of its tiles (`scope`); a product is 
 (`factors`).
 
 Values that several statements need are computed once per scope, by the first that needs them; loop invariants before
-the loop.  The accumulator of a loop-carried fold is rescaled in place before the current block is added to it.
+the loop.  A loop has a second body for blocks within the inner bounds of its condition, in the same tiles; that body
+reads none of the masks that have these bounds.  The accumulator of a loop-carried fold is rescaled in place before the
+current block is added to it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
 
 import sympy
 import torch
@@ -38,9 +39,9 @@ from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
 from fusion.codegen.c.text.scratch import on_heap
 from fusion.codegen.c.text.storage import VALUE_TYPES
-from fusion.codegen.interior import conditional
+from fusion.codegen.interior import conditional, within_bounds
 from fusion.lowering.indexing import ZERO
-from fusion.lowering.ir.expr import Expr, Load, TileRef, make_cast, postorder
+from fusion.lowering.ir.expr import Expr, Load, Op, TileRef, make_cast, postorder
 from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
@@ -51,7 +52,6 @@ from fusion.lowering.ir.kernel import (
     Store,
     crossing_folds,
     loop_folds,
-    map_statements,
     running,
     spans,
     statements,
@@ -87,12 +87,7 @@ def blocked_function(kernel: Kernel) -> str:
     Raises:
         BuildError: a dtype or operation without a C form.
     """
-    return _Blocked(_evaluating_conditions(with_plain_folds(kernel, FACTORS))).text()
-
-
-def _evaluating_conditions(kernel: Kernel) -> Kernel:
-    """Return a kernel whose loops ask no inner bounds of conditions: every block evaluates these."""
-    return replace(kernel, body=map_statements(kernel.body, lambda s: conditional(s) if isinstance(s, Loop) else s))
+    return _Blocked(with_plain_folds(kernel, FACTORS)).text()
 
 
 class _Blocked:
@@ -203,8 +198,9 @@ class _Blocked:
     # Loops -------------------------------------------------------------------------------------------------------
 
     def _loop(self, loop: Loop) -> list[str]:
-        lines = self._ahead(loop)
-        for fold in (*loop_folds(loop), *crossing_folds(loop)):
+        evaluated = _learned(conditional(loop), self.scope)
+        lines = self._ahead(evaluated)
+        for fold in (*loop_folds(evaluated), *crossing_folds(evaluated)):
             lines += self._start(fold)
         blocks = [self.scope.blocks.of[symbol] for symbol in loop.axes]
         within = range_of(loop, self.scope)
@@ -212,18 +208,39 @@ class _Blocked:
         needed, condition, whole = ([], ALWAYS, {}) if loop.where is None else possible(loop.where, self.scope)
         if condition != ALWAYS:
             inner += [*needed, f"if (!{condition}) continue;"]
-        inner += self._copies(loop)
-        turning, copied = turned(loop, self.scope, whole if condition != ALWAYS else {})
-        inner += turning
+        inner += self._copies(evaluated)
         outside = self.open
         self.open = outside.union(loop.axes)
-        inner += self._body(loop.body)
+        inner += self._bodies(loop, evaluated, whole if condition != ALWAYS else {})
         self.open = outside
-        for load in copied:
-            del self.scope.known[load]
         for block in reversed(blocks):
             inner = around_block(block, within, inner)
         return [*lines, *inner]
+
+    def _bodies(self, loop: Loop, evaluated: Loop, whole: Mapping[Op, str]) -> list[str]:
+        """Return the body of a loop that evaluates its condition, after another one for whole blocks if that differs.
+
+        Args:
+            whole: parts of the condition → the flag that is set where the block is within their inner bounds.
+        """
+        inside = _learned(within_bounds(loop, whole), self.scope)
+        nested = any(isinstance(stmt, Loop) for stmt in loop.body)
+        if nested or inside.body == evaluated.body or not _same_axes(inside, evaluated, self.scope):
+            return self._turned_body(evaluated)
+        known, allocated = dict(self.scope.known), len(self.scope.tiles)
+        lines = self._turned_body(evaluated)
+        self.scope.known, self.scope.spare = known, self.scope.tiles[allocated:]  # one of the two bodies runs
+        first = self._turned_body(inside)
+        self.scope.spare = []
+        return [f"if ({' & '.join(whole.values())}) {{", *indented(first), "} else {", *indented(lines), "}"]
+
+    def _turned_body(self, loop: Loop) -> list[str]:
+        """Return the body of a loop, with what it would read across its rows turned before."""
+        turning, copied = turned(loop, self.scope)
+        lines = [*turning, *self._body(loop.body)]
+        for load in copied:
+            del self.scope.known[load]
+        return lines
 
     def _ahead(self, loop: Loop) -> list[str]:
         """Return lines before the loop that compute its invariants: packed factors, and costly values."""
@@ -394,6 +411,19 @@ class _Blocked:
         value, index = nest.texts
         nest.write(*take(fold, self.scope.space.fresh("take"), value, index, best, at))
         return nest.lines()
+
+
+def _learned(loop: Loop, scope: TileScope) -> Loop:
+    """Return `loop`, after `scope` has learned the spans of its expressions."""
+    for stmt in statements(loop.body):
+        extend_spans(scope.where, values_of(stmt))
+    return loop
+
+
+def _same_axes(loop: Loop, other: Loop, scope: TileScope) -> bool:
+    """Return whether the values of two versions of a loop have the same axes, so that the tiles of results fit."""
+    values, others = ([value for stmt in each.body for value in values_of(stmt)] for each in (loop, other))
+    return [scope.tiled(value) for value in values] == [scope.tiled(value) for value in others]
 
 
 def _read_by(body: Sequence[Stmt]) -> list[Expr]:

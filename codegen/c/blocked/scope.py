@@ -7,7 +7,7 @@ tiles that several statements share are stored by the first nest with all of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -60,6 +60,7 @@ class TileScope:
         blocks: the range of each axis.
         written: params that are mutated: values loaded from them are not kept.
         tiles: all tiles that one thread allocates.
+        spare: those among them that hold nothing where the current statement runs.
         known: values that are in tiles → their tiles.
         shared: values that several statements of the scope need.
         outside: values whose tiles outlive the scope.
@@ -72,6 +73,7 @@ class TileScope:
         self.blocks = choose_blocks(kernel, self.names)
         self.written = frozenset(param.name for param in kernel.params if param.written)
         self.tiles: list[ArrayTile] = []
+        self.spare: list[ArrayTile] = []
         self.known: dict[Expr, ArrayTile] = {}
         self.shared: frozenset[Expr] = frozenset()
         self.outside: frozenset[Expr] = frozenset()
@@ -106,9 +108,14 @@ class TileScope:
                 stack.extend(node.children())
 
     def allocate(self, tile: ArrayTile) -> ArrayTile:
-        """Register `tile` for allocation by every thread, and return it."""
-        self.tiles.append(tile)
-        return tile
+        """Register `tile` for allocation by every thread, and return it, or return it in place of a spare one."""
+        fitting = [spare for spare in self.spare if (spare.held, spare.count) == (tile.held, tile.count)]
+        if not fitting:
+            self.tiles.append(tile)
+            return tile
+        spare = max(fitting, key=lambda other: _stem(other) == _stem(tile))  # the first of those with its stem, if any
+        self.spare.remove(spare)
+        return replace(tile, name=spare.name)
 
     def at(self, tile: ArrayTile) -> Code:
         """Return the element of `tile` at the current point."""
@@ -288,3 +295,7 @@ class TileScope:
         lane = max(reversed(axes), key=lambda symbol: (scores[symbol], min(self.blocks.points(symbol), COLUMN_BLOCK)))
         rest = sorted((symbol for symbol in axes if symbol != lane), key=lambda symbol: symbol in folded)
         return (*rest, lane)
+
+
+def _stem(tile: ArrayTile) -> str:
+    return tile.name.rstrip("_0123456789")

@@ -36,9 +36,9 @@ _APART: Mapping[ScalarName, str] = {  # of the intervals {0} … {1} and {2} …
 }
 
 
-def possible(where: Expr, scope: TileScope) -> tuple[list[str], str, dict[Expr, str]]:
+def possible(where: Expr, scope: TileScope) -> tuple[list[str], str, dict[Op, str]]:
     """Return lines, and C text: may `where` be true somewhere in the current block?  `ALWAYS` if that cannot be
-    decided.  With the names of flags that are set where a part of it holds throughout the block.
+    decided.  With the names of flags that are set where the block is within the inner bounds of a part.
 
     Each blocked axis `i` runs from `i_0` up to `i_end`; every other GRID or LOOP axis is at one point.
     """
@@ -53,14 +53,14 @@ class Possible:
 
     Attributes:
         lines: what goes before them.
-        whole: conditions with bounds → the flag that is set where the bounds say that they hold throughout the block.
+        whole: conditions with bounds → the flag that is set where the block is within the inner ones.
         kept: axes of which they hold at one point, the current one.
     """
 
     def __init__(self, scope: TileScope, kept: Set[sympy.Symbol] = frozenset()) -> None:
         self.scope, self.blocks, self.names, self.kept = scope, scope.blocks, scope.names, kept
         self.lines: list[str] = []
-        self.whole: dict[Expr, str] = {}
+        self.whole: dict[Op, str] = {}
 
     def text(self, where: Expr) -> str:
         """Return C text: may a condition hold somewhere?"""
@@ -94,7 +94,7 @@ class Possible:
         if outside == ALWAYS:
             within = "0"
         else:
-            within = self.whole[condition] = self.scope.space.fresh("whole")
+            within = self.whole[where] = self.scope.space.fresh("whole")
             self.lines.append(f"const int32_t {within} = !{outside};")
         return _both(self.text(outer), self.anywhere(condition, within) if self._is_known(condition) else ALWAYS)
 

@@ -1,31 +1,24 @@
 """Turns blocks of tensors that a loop would read across their rows, such as the mask of a gradient of keys.
 
-Input: a loop, and the conditions that are known to hold throughout its current block; output: lines that copy each such
-block into a tile whose rows are lanes.  Elements that are a row apart share neither a vector nor, where rows are a
-multiple of a kilobyte, enough sets of a cache.  (measured: docs/performance.md, `turned`)
+Input: a loop; output: lines that copy each such block into a tile whose rows are lanes.  Elements that are a row apart
+share neither a vector nor, where rows are a multiple of a kilobyte, enough sets of a cache.  (measured:
+docs/performance.md, `turned`)
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import sympy
 
 from fusion.codegen.c.blocked.held import tile_over
 from fusion.codegen.c.blocked.scope import TileScope
-from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.storage import NARROW_FLOATS, VALUE_TYPES
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Expr, Load, loads
 from fusion.lowering.ir.kernel import Fold, Loop, values_of
 
 
-def turned(loop: Loop, scope: TileScope, whole: Mapping[Expr, str]) -> tuple[list[str], list[Load]]:
-    """Return lines that copy blocks into tiles, and the loads that are read from these from now on.
-
-    Args:
-        whole: conditions → the C text of whether they hold throughout the block, which is then not read.
-    """
+def turned(loop: Loop, scope: TileScope) -> tuple[list[str], list[Load]]:
+    """Return lines that copy blocks into tiles, and the loads that are read from these from now on."""
     lines: list[str] = []
     copied: list[Load] = []
     for lane in loop.axes:
@@ -38,11 +31,7 @@ def turned(loop: Loop, scope: TileScope, whole: Mapping[Expr, str]) -> tuple[lis
             tile = scope.allocate(tile_over(name, VALUE_TYPES[load.dtype], (row, lane), scope.blocks))
             nest = scope.nest([load], (lane, row))
             nest.write(f"{scope.at(tile)} = {nest.texts[0]};")
-            filled = nest.lines()
-            if load in whole:
-                everywhere = f"__builtin_memset({name}, 1, {tile.scratch(scope.names).count});"
-                filled = [f"if ({whole[load]}) {everywhere}", "else {", *indented(filled), "}"]
-            lines += filled
+            lines += nest.lines()
             scope.known[load] = tile
             copied.append(load)
     return lines, copied
