@@ -116,7 +116,8 @@ def embedding_backward(
     if not is_compared(zeros, 0, named):
         counted = None if padding_idx == -1 else ~eq(Term(named.expr), padding_idx)
         return folded(ctx, "sum", zeros, along(0, named), rows, counted)
-    rows = combine(lambda at, row: where(eq(at, padding_idx), 0, row), named, rows)
+    if padding_idx != -1:
+        rows = combine(lambda at, row: where(eq(at, padding_idx), 0, row), named, rows)
     return summed(ctx, zeros, 0, convert(flat, torch.int64), rows)
 
 

@@ -27,11 +27,12 @@ from fusion.codegen.c.loops.float16_blocks import (
 )
 from fusion.codegen.c.loops.folds import REPEATING, LoopLevels, runs_of, write_fold
 from fusion.codegen.c.loops.grid import Array, Grid, Tabled
-from fusion.codegen.c.loops.nests import SweepNest
+from fusion.codegen.c.loops.nests import SweepNest, SweepPiece
 from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.transposed_loads import stage_tiles
 from fusion.codegen.c.loops.transposed_stores import Tiles, TransposedStores, find_transposed_stores
+from fusion.codegen.c.plan.idle_rows import busy_rows
 from fusion.codegen.c.plan.index_set_splitting import split_index_set
 from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.loop_bounds import busy, within
@@ -47,12 +48,12 @@ from fusion.codegen.c.plan.uniform import unmasked, with_chosen_positions
 from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
-from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
+from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, part_of, render_pieces, turns_of
 from fusion.codegen.c.text.storage import VALUE_TYPES, loaded, widened
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.scaled import factor_in_place, unconverted
 from fusion.lowering.ir.expr import Expr, Load, make_cast, postorder
-from fusion.lowering.ir.kernel import Kernel, KernelAxis, Store, spans
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Store, spans
 
 
 def loops_function(kernel: Kernel) -> str:
@@ -106,6 +107,7 @@ class _Function:
         lane = self.lanes.axis if self.tables.values or self.tables.gathers else None
         self.table_writer = None if lane is None else TableWriter(lane, self.space, self.names, self.params)
         self.arrays: list[Array] = []
+        self.cells: dict[str, dict[str, Code]] = {}  # fold → C type → the element of its array
         self.converted = Converted()
 
     def text(self, number: Load | None) -> str:
@@ -126,8 +128,9 @@ class _Function:
         body += self.converted.before
         read: dict[Expr, Code] = {**dict(staged.items()), **self.converted.loads}
         for position, sweep in enumerate(self.sweeps):
-            for piece, lanes in self._pieces(sweep):
-                body += self._sweep(piece, lanes, read, self.sweeps[:position])
+            pieces = self._pieces(sweep)
+            body += [line for piece in pieces for line in piece.lines]
+            body += render_pieces([self._sweep(piece, read, self.sweeps[:position]) for piece in pieces])
         body = [*shortened, *body, *self.converted.after]
         arrays = [*self.arrays, *(self.table_writer.arrays if self.table_writer is not None else ())]
         lines = self.grid.around(body, arrays, tabled)
@@ -147,44 +150,53 @@ class _Function:
             gathers = [gather for gather in self.tables.gathers if gather.load in read]
             self.table_writer.gather(gathers, self.grid.extents[lane.symbol], nest.levels[-2], self.writer)
 
-    def _pieces(self, sweep: Sweep) -> list[tuple[Sweep, Extent | None]]:
+    def _pieces(self, sweep: Sweep) -> list[SweepPiece]:
         """Return `sweep` or its pieces, each with the extent of its lanes (None: their whole axis)."""
         _, lane = loop_order(sweep, self.lanes, self.where)
-        if lane is None or (lane is self.lanes.axis and self.lanes.block is not None):
-            return [(sweep, None)]
-        name = self.names[lane.symbol]
+        whole = [SweepPiece(sweep)]
+        if lane is None or (sweep.folds and busy(sweep, lane.symbol) is not None):
+            return whole
+        blocked = lane is self.lanes.axis and self.lanes.block is not None
+        if blocked and self._prepares_blocks():
+            return whole
         pieces = split_index_set(sweep, lane, self.kernel.axis_sizes())
         for piece in pieces:
             extend_spans(self.where, piece.sweep.roots)
         if any(loop_order(piece.sweep, self.lanes, self.where)[1] is not lane for piece in pieces):
-            return [(sweep, None)]  # without its condition a piece has other lanes
-        extents = (
-            Extent(name, str(p.start), str(p.end), Code(str(p.end - p.start)), Code(name), p.end - p.start)
-            for p in pieces
-        )
-        return list(zip((p.sweep for p in pieces), extents, strict=True)) or [(sweep, None)]
+            return whole  # without its condition a piece has other lanes
+        extent, parts = self.grid.extents[lane.symbol], list[SweepPiece]()
+        for piece in pieces:
+            lines, lanes = part_of(extent, piece.start, piece.end, self.space if blocked else None)
+            parts.append(SweepPiece(piece.sweep, lanes, lines))
+        return parts or whole
 
-    def _sweep(
-        self, sweep: Sweep, lanes: Extent | None, staged: Mapping[Expr, Code], earlier: Sequence[Sweep]
-    ) -> list[str]:
-        """Return the lines of one sweep, after the lines of `earlier`.  All loads precede all stores."""
-        sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
+    def _prepares_blocks(self) -> bool:
+        """Return whether lines before the sweeps compute for a whole block what its lanes read."""
+        prepared = (*self.tables.values, *self.tables.gathers, *self.converted.before, *self.converted.after)
+        return bool(prepared) or self.lanes.tile is not None or self.lanes.inner is not None
+
+    def _sweep(self, piece: SweepPiece, staged: Mapping[Expr, Code], earlier: Sequence[Sweep]) -> list[Level]:
+        """Return the loops of one sweep, after the lines of `earlier`.  All loads precede all stores."""
+        sweep, lanes, limits = self._without_idle_lanes(piece.sweep, piece.lanes)
+        sweep, busy_where = self._without_idle_rows(sweep)
         sweep = self._with_chosen_positions(sweep)
         nest = self._open(sweep, lanes)
         nest.levels[-2 if limits else -1].before += limits
+        nest.levels[2 if len(nest.levels) > 3 else 0].condition = piece.condition
         self.writer.open(nest.levels, nest.depth, self._unmasked(sweep, nest))
         for value, text in staged.items():
             self.writer.learn_here(value, text)
         if lanes is None:
             self._gather(sweep, nest)
             self.fetches.write(sweep, nest, earlier)
-        place = self._place(nest)
+        place = self._place(nest, piece)
         for scan in sweep.scans:
             scanned = self.writer.write(scan.args, named=frozenset(scan.args))
             self.writer.learn_here(scan.ref, write_scan(scan, scanned, place, self.space))
             self._spread(scan.ref, nest)
         repeated = frozenset(arg for fold in sweep.folds if fold.op in REPEATING for arg in fold.args)
-        texts = iter(self.writer.write(self._computed(sweep), named=repeated))
+        conditions = [] if busy_where is None else [busy_where]
+        texts = iter(self.writer.write([*self._computed(sweep), *conditions], named=repeated))
         inner = nest.levels[-1].before
         learned: list[tuple[Expr, Code]] = []
         for keep in sweep.keeps:
@@ -193,12 +205,14 @@ class _Function:
             learned.append((keep.value, element))
         for fold in sweep.folds:
             arguments = [next(texts) for _ in fold.args]
-            learned.append((fold.ref, write_fold(fold, arguments, self._place(nest), self.space)))
+            place = self._place(nest, piece, fold)
+            learned.append((fold.ref, write_fold(fold, arguments, place, self.space)))
             self._spread(fold.ref, nest)
         inner += self._stores(sweep, texts, nest)
+        nest.levels[-1].condition += "".join(map(str, texts))
         for value, element in learned:
             self.writer.learn(value, element)
-        return render(nest.levels)
+        return nest.levels
 
     def _with_chosen_positions(self, sweep: Sweep) -> Sweep:
         """Return a sweep with one load for each choice between elements of a tensor, if its lanes stay as they are."""
@@ -268,6 +282,17 @@ class _Function:
             return sweep, lanes, []
         lines, lanes = within(active.limits, lane.symbol, self.grid.extents[lane.symbol], self.names, self.space)
         return active.sweep, lanes, lines
+
+    def _without_idle_rows(self, sweep: Sweep) -> tuple[Sweep, Expr | None]:
+        """Return a sweep, and the condition without which the loop of its lanes, the innermost, has no effect."""
+        order = scalar, lane = loop_order(sweep, self.lanes, self.where)
+        found = None if lane is None else busy_rows(sweep, lane, self.where)
+        if lane is None or found is None or self._inside_lanes(sweep, scalar, lane):
+            return sweep, None
+        extend_spans(self.where, (*found.sweep.roots, found.condition))
+        if loop_order(found.sweep, self.lanes, self.where) != order:
+            return sweep, None
+        return found.sweep, found.condition
 
     def _open(self, sweep: Sweep, lanes: Extent | None) -> SweepNest:
         """Return the loops of a sweep, still empty; its lanes run over `lanes`, else along their whole axis."""
@@ -343,20 +368,20 @@ class _Function:
                 self.where[expr] |= missing
                 spread.add(expr)
 
-    def _place(self, nest: SweepNest) -> LoopLevels:
-        """Return where the code of a fold goes in `nest`."""
+    def _place(self, nest: SweepNest, piece: SweepPiece, fold: Fold | None = None) -> LoopLevels:
+        """Return where the code of a fold goes in `nest`.  The pieces of a sweep fill one array of accumulators."""
         per_lane = nest.lane if nest.lane is not None and not nest.runs.across else None
         cell: Callable[[str], Code] | None = None
-        if nest.kept:
+        if nest.kept or piece.lanes is not None:
             axes = tuple(axis.symbol for axis in (*nest.kept, *((per_lane,) if per_lane is not None else ())))
-            elements: dict[str, Code] = {}
+            elements = {} if fold is None or piece.lanes is None else self.cells.setdefault(fold.name, {})
 
             def cell(held: str) -> Code:
                 if held not in elements:
                     elements[held] = self._array(self.space.fresh("folded"), held, axes)
                 return elements[held]
 
-        lanes = None if per_lane is None else self.grid.extents[per_lane.symbol]
+        lanes = None if per_lane is None else piece.lanes or self.grid.extents[per_lane.symbol]
         apart = self.grid.extents[nest.lane.symbol] if nest.runs.apart and nest.lane is not None else None
         return LoopLevels(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, nest.runs.shares, apart)
 

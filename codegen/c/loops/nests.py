@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from fusion.codegen.c.loops.folds import FoldRuns
 from fusion.codegen.c.loops.transposed_stores import Tiles
-from fusion.codegen.c.text.nest import Level
+from fusion.codegen.c.plan.loop_fusion import Sweep
+from fusion.codegen.c.text.nest import Extent, Level
 from fusion.lowering.ir.expr import Expr
 from fusion.lowering.ir.kernel import KernelAxis
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPiece:
+    """A sweep over some of its lanes.
+
+    Attributes:
+        lanes: their extent; None: all of them.
+        lines: declare the ends of that extent, which may be empty: where this piece meets one block of lanes.
+    """
+
+    sweep: Sweep
+    lanes: Extent | None = None
+    lines: Sequence[str] = ()
+
+    @property
+    def condition(self) -> str:
+        """The condition under which there are any lanes; empty if there always are."""
+        return f"{self.lanes.start} < {self.lanes.end}" if self.lanes is not None and self.lines else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 A concatenation or a padding compares every index with a fixed position; a reflection takes the absolute value of a
 distance, a roll the remainder of a sum.  In lanes that needs masks or gathers, for each load on each side; one loop per
-side needs neither.  Input: a sweep that only stores, the axis of its lanes and the sizes of all axes; output: the
-pieces of that axis, each with the sweep simplified by its bounds.
+side needs neither.  (measured: docs/performance.md, `index_set_splitting`)
+
+Input: a sweep that stores, or folds along other axes than its lanes', the axis of these and the sizes of all axes;
+output: the pieces of that axis, each with the sweep simplified by its bounds.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.indexing import FloorDiv, Mod, Sizes, coefficient, substitute_all
 from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, Op, postorder
-from fusion.lowering.ir.kernel import KernelAxis, values_of, with_values
-from fusion.lowering.ir.scalar_ops import ORDERINGS, SCALAR_OPS
+from fusion.lowering.ir.kernel import AnyStmt, KernelAxis, values_of, with_values
+from fusion.lowering.ir.scalar_ops import ORDERINGS, SCALAR_OPS, keeps_position
 
 SHORTEST_SPLIT, SHORTEST_PIECE = 48, 16
 """The shortest axis that is split into pieces of any length; and the shortest piece for which a shorter axis is split,
@@ -46,7 +48,9 @@ class Piece:
 
 def split_index_set(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
     """Return the pieces of `lane`, in order; none if a split does not pay off.  `sizes`: the sizes of all axes."""
-    if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST_PIECE:
+    if sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST_PIECE:
+        return ()
+    if lane.symbol in sweep.over or any(keeps_position(fold.op) for fold in sweep.folds):
         return ()
     nodes = len(postorder(*sweep.roots))
     done: list[Piece] = []
@@ -125,8 +129,10 @@ def _wraps(index: sympy.Expr, piece: Piece, lane: sympy.Symbol) -> Iterator[int]
 def _part(piece: Piece, lane: sympy.Symbol, start: int, end: int, sizes: Sizes) -> Piece:
     """Return the lanes from `start` to `end` of a piece, simplified by these bounds."""
     within = {**sizes, _PLACE: sympy.Integer(end - start)}
-    stores = []
-    for store in piece.sweep.stores:
-        moved = simplify_all(substitute_all(values_of(store), {lane: _PLACE + start}, within), within)
-        stores.append(with_values(store, substitute_all(moved, {_PLACE: lane - start}, sizes)))
-    return Piece(start, end, replace(piece.sweep, stores=tuple(stores)))
+
+    def part_of(stmt: AnyStmt) -> AnyStmt:
+        moved = simplify_all(substitute_all(values_of(stmt), {lane: _PLACE + start}, within), within)
+        return with_values(stmt, substitute_all(moved, {_PLACE: lane - start}, sizes))
+
+    folds, stores = tuple(map(part_of, piece.sweep.folds)), tuple(map(part_of, piece.sweep.stores))
+    return Piece(start, end, replace(piece.sweep, folds=folds, stores=stores))

@@ -96,9 +96,12 @@ def _undivided(limit: sympy.Expr, lane: sympy.Symbol) -> sympy.Expr:
     return limit
 
 
-def is_idle(fold: Fold, condition: Expr) -> bool:
-    """Return whether the arguments of `fold` are its identity wherever a condition does not hold."""
-    args = rewrite(fold.args, lambda node: const(False, torch.bool) if node is condition else simpler(node))
+def is_idle(fold: Fold, condition: Expr, *, holds: bool = False) -> bool:
+    """Return whether the arguments of `fold` are its identity wherever a condition does not hold, or wherever it does.
+
+    `holds`: which of the two.
+    """
+    args = rewrite(fold.args, lambda node: const(holds, torch.bool) if node is condition else simpler(node))
     identities = [identity(fold.op, fold.args[0].dtype), *([_NEVER] if keeps_position(fold.op) else [])]
     return all(_value(arg) == start for arg, start in zip(args, identities, strict=True))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sympy
 
@@ -76,6 +76,29 @@ def render(levels: Sequence[Level]) -> list[str]:
             loops = [[f"if ({level.condition})", *indented(loop)] for loop in loops]
         lines, rest = [*loops[0], *rest], loops[1] if level.rest else []
     return lines
+
+
+def render_pieces(nests: Sequence[Sequence[Level]]) -> list[str]:
+    """Return the lines of nests one after the other, in one loop if their outermost loops are the same.
+
+    >>> rows, columns = "for (i = 0; i < 9; i++)", ("for (j = 0; j < 4; j++)", "for (j = 4; j < 8; j++)")
+    >>> nests = [[Level(), Level(rows), Level(each, before=["x[i][j] = 0;"])] for each in columns]
+    >>> print(*render_pieces(nests), sep="\\n")
+    for (i = 0; i < 9; i++) {
+        for (j = 0; j < 4; j++)
+            x[i][j] = 0;
+        for (j = 4; j < 8; j++)
+            x[i][j] = 0;
+    }
+    """
+    loops = [levels[1] for levels in nests if len(levels) > 2]
+    plain = all(loop == Level(loop.header, before=loop.before, after=loop.after) for loop in loops)
+    if len(nests) < 2 or len(loops) < len(nests) or not plain or len({loop.header for loop in loops}) > 1:
+        return [line for levels in nests for line in render(levels)]
+    around = Level(before=[line for levels in nests for line in levels[0].before])
+    around.after = [line for levels in nests for line in levels[0].after]
+    inside = (render([replace(levels[1], header=""), *levels[2:]]) for levels in nests)
+    return render([around, Level(loops[0].header, before=[line for lines in inside for line in lines])])
 
 
 def indented(lines: Iterable[str]) -> list[str]:
@@ -179,6 +202,22 @@ def whole_extent(symbol: sympy.Symbol, size: sympy.Expr, names: Names) -> Extent
 def block_extent(name: str, start: str, end: str, width: int, *, filled: bool = False) -> Extent:
     """Return the extent of a block of `width` points, or fewer unless it is `filled`."""
     return Extent(name, start, end, Code(str(width)), Code(f"{name} - {start}", SUM), width, filled)
+
+
+def part_of(extent: Extent, start: int, end: int, space: Namespace | None) -> tuple[list[str], Extent]:
+    """Return lines before loops, and the extent of the points of an axis from `start` up to `end`.
+
+    With `space`, `extent` is a block of the axis, which may have none of these points.  Their positions in arrays are
+    as in all of `extent`.
+    """
+    if space is None:
+        return [], replace(extent, start=str(start), end=str(end))
+    first, last = space.fresh("first"), space.fresh("last")
+    lines = [
+        f"const int64_t {first} = imax({extent.start}, {start});",
+        f"const int64_t {last} = imin({extent.end}, {end});",
+    ]
+    return lines, replace(extent, start=first, end=last, filled=False)
 
 
 def chunks_of(extent: Extent, size: sympy.Expr, length: int) -> tuple[str, Extent]:

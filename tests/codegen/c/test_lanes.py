@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 import fusion
 from fusion.codegen.c.compiler import find_compiler
-from fusion.codegen.c.plan.strip_mining import SHORTEST_GROUP
 from fusion.codegen.c.text.library import vector_functions
 
 
@@ -192,6 +191,71 @@ def test_sums_over_rows_of_heads_that_are_concatenated(width: int) -> None:
 
     parts = torch.randn(3, 2, 3, 130, width)
     (source,) = kernels_of(joined, *parts)
-    assert (f"%{width}" in source) == (width < SHORTEST_GROUP)
+    assert f"%{width}" not in source
     for got, want in zip(fusion.fuse(joined, options={"target": "c"})(*parts), joined(*parts.double()), strict=True):
         torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-5)
+
+
+def mean_of_marked(x: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(~marked[..., None], 0.0).sum(1) / marked.sum(1, keepdim=True)
+
+
+def largest_of_marked(x: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
+    return torch.where(marked[..., None], x, -torch.inf).amax(1)
+
+
+@pytest.mark.parametrize("f", [mean_of_marked, largest_of_marked])
+def test_rows_that_do_not_count_are_skipped(f: Callable[..., torch.Tensor]) -> None:
+    """A choice by the same condition in all lanes is a branch around them; as a choice it has no vector form."""
+    x, marked = torch.randn(6, 300, 80), torch.rand(6, 300) < 0.5
+    x[0, 0] = torch.nan
+    marked[0, 0], marked[1, 0] = False, True
+    source = "\n".join(kernels_of(f, x, marked))
+    assert re.search(r"if \(\w+\)\n +#pragma omp simd\n", source)
+    assert not re.search(r"\? in0\[|\? in0_0", source)
+    got = fusion.fuse(f, options={"target": "c", "strict": True})(x, marked)
+    torch.testing.assert_close(got.double(), f(x.double(), marked), atol=1e-6, rtol=1e-5)
+
+
+def test_rows_that_are_all_read_elsewhere_stay_choices() -> None:
+    """The loop also stores: it has no rows to skip."""
+
+    def f(x, marked):
+        chosen = torch.where(marked[..., None], x, 0.0)
+        return chosen, chosen.sum(1)
+
+    x, marked = torch.randn(6, 300, 80), torch.rand(6, 300) < 0.5
+    for got, want in zip(fusion.fuse(f, options={"target": "c"})(x, marked), f(x.double(), marked), strict=True):
+        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [None, 1])
+def test_the_gradient_of_a_table_with_few_rows_adds_each_token_once(padding: int | None) -> None:
+    ids, table = torch.randint(0, 2, (4, 60)), torch.randn(2, 96, requires_grad=True)
+    gradient = torch.randn(4, 60, 96)
+    fused = fusion.fuse(lambda: F.embedding(ids, table, padding), options={"target": "c", "strict": True})
+    (got,) = torch.autograd.grad(fused(), table, gradient)
+    exact = torch.zeros(2, 96, dtype=torch.float64).index_add(0, ids.flatten(), gradient.double().flatten(0, 1))
+    if padding is not None:
+        exact[padding] = 0
+    torch.testing.assert_close(got.double(), exact, atol=1e-5, rtol=1e-5)
+    (source,) = [k.source for k in fusion.report(fused).kernels if "embedding_dense_backward" in k.name]
+    assert re.search(r"if \(\w+( & \w+)*\)\n +#pragma omp simd\n", source)
+    assert loops_in_lanes(source) >= 2 and ("-1" in source) <= (padding is not None)
+
+
+@pytest.mark.parametrize("columns", [(256, 256, 256), (40, 1000, 3), (2000, 500)], ids=str)
+def test_columns_that_are_concatenated_and_summed_are_cut_into_pieces(columns: tuple[int, ...]) -> None:
+    """Also where threads share them: each piece reads neighbours, and adds to its part of the sums."""
+
+    def f(*parts):
+        joined = torch.cat(parts, -1)
+        return joined, joined.sum(0), joined.abs().amax(0)
+
+    parts = [torch.randn(200, width) for width in columns]
+    (source,) = kernels_of(f, *parts)
+    body = source[source.index("omp parallel for") :]
+    assert not re.search(r"\? in\d+\[|yes", body)
+    assert len(re.findall(r"if \(first\d+ < last\d+\)\n", body)) == len(columns)
+    for got, want in zip(fusion.fuse(f, options={"target": "c"})(*parts), f(*(x.double() for x in parts)), strict=True):
+        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
