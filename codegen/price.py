@@ -86,6 +86,7 @@ class Steps:
         logarithmic: elements of another scan that take as long as one of logarithms.
         across: an element of a scan whose lanes are neighbouring scans, relative to one along memory.
         updated: an element that a scatter updates.
+        held: the factor of that where whole rows are added to rows of a tensor that stays in the nearest cache.
         gathered: an element whose position depends on data that differs from lane to lane.
         requested: an element of these in a line of memory that no other lane reads.
         computed: an element whose position is computed, without data, from the lane's.
@@ -115,6 +116,7 @@ class Steps:
     logarithmic: float = 1.0
     across: float = 1.0
     updated: float = 0.0
+    held: float = 1.0
     gathered: float = 0.0
     requested: float = 0.0
     computed: float = 0.0

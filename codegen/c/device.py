@@ -134,6 +134,7 @@ class Cpu:
                 logarithmic=28.0,  # an exponential and a logarithm, lane by lane
                 across=0.15,
                 updated=0.6 * nanosecond,
+                held=0.2,  # 1024 to 4096 rows of 768 that are added to 2 to 32: 0.1 to 0.2 ns an element
                 gathered=0.45 * nanosecond,
                 computed=0.15 * nanosecond,
                 looked_up=25 * nanosecond,

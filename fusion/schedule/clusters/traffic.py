@@ -19,6 +19,7 @@ from fusion.lowering.ir.program import Contract, Scatter, axis_sizes
 from fusion.schedule.clusters.across_memory import Crossings
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.work import is_held
 from fusion.schedule.iteration.contiguity import is_scattered, requests_per_element
 from fusion.schedule.iteration.space import place
 
@@ -101,9 +102,14 @@ class ClusterTraffic:
         return isinstance(self.dependences.node(member), Scatter) or self.dependences.stored(member, together)
 
     def _written(self, member: int) -> int:
-        """Return the bytes that a member writes; an update also reads its elements."""
+        """Return the bytes that a member writes; an update also reads its elements, once if a cache keeps them.
+
+        Updates in the order of a loop are a core's own; others are made where all cores see them.
+        """
         node = self.dependences.compute(member)
         if not isinstance(node, Scatter):
             return self.dependences.bytes(node.out)
         points = math.prod(self.dependences.estimate(axis.size) for axis in node.axes)
+        if self.capabilities.ordered and is_held(self.dependences.program, node, self.capabilities.rates.steps):
+            points = min(points, self.dependences.estimate(self.dependences.program.buffers[node.out].numel))
         return points * node.value.dtype.itemsize * (1 if node.op == "store" else 2)

@@ -16,7 +16,7 @@ from typing_extensions import assert_never
 from fusion.codegen.price import Rates, Steps
 from fusion.lowering.indexing import coefficient, flatten
 from fusion.lowering.ir.chunks import Chunked
-from fusion.lowering.ir.expr import Cast, Expr, Load, Op, free_axes, index_of, loads, postorder
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, Load, Op, free_axes, index_of, loads, postorder
 from fusion.lowering.ir.program import Compute, Contract, Extern, Map, Node, Program, Reduce, Scan, Scatter, axis_sizes
 from fusion.lowering.ir.scalar_ops import keeps_position
 from fusion.lowering.ir.sizes import estimate
@@ -70,11 +70,24 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
             own = 1.0 if reads_contiguously(program, node, (node.scanned,)) else rates.steps.across
             return rates.steps.scanned * (rates.steps.logarithmic if node.op == "logsumexp" else own)
         case Scatter():
-            return rates.steps.updated
+            rows = updates_rows(node) and is_held(program, node, rates.steps)
+            return rates.steps.updated * (rates.steps.held if rows else 1.0)
         case Contract():
             return 0.0
         case _:
             assert_never(node)
+
+
+def updates_rows(node: Scatter) -> bool:
+    """Return whether the elements that neighbouring sources update are neighbours: rows, which lanes share."""
+    last = node.index[-1]
+    return isinstance(last, IndexValue) and last.index in {axis.symbol for axis in node.axes if axis.size != 1}
+
+
+def is_held(program: Program, node: Scatter, steps: Steps) -> bool:
+    """Return whether all elements that a scatter may update stay in the nearest cache."""
+    updated = program.buffers[node.out]
+    return estimate(updated.numel, {}) * updated.dtype.itemsize <= steps.near
 
 
 def _folded(program: Program, node: Reduce, rates: Rates) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.price import MATRIX_RATES, Rates, Steps
 from fusion.inspect.examples import TARGET, lowered
-from fusion.lowering.ir.program import Program, Reduce
+from fusion.lowering.ir.program import Program, Reduce, Scatter
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_split_window
@@ -98,6 +98,35 @@ def test_a_looked_up_row_costs_once() -> None:
     table, i = torch.empty(64, 32), torch.empty(16, 5, dtype=torch.int64)
     bags = lambda table, i: table[i].sum(1)  # noqa: E731
     assert total(bags, table, i, looked_up=64.0) - total(bags, table, i) == 2
+
+
+def added(bins: Tensor, rows: Tensor, table: Tensor) -> Tensor:
+    return table.index_add(0, bins, rows)
+
+
+@pytest.mark.parametrize(("count", "share"), [(64, 0.25), (4096, 1.0)])
+def test_rows_that_are_added_to_a_held_table_cost_less(count: int, share: float) -> None:
+    given = torch.empty(1 << 14, dtype=torch.int64), torch.empty(1 << 14, 64), torch.empty(count, 64)
+    steps = {"held": 0.25, "near": 32768.0}
+    assert total(added, *given, updated=8.0, **steps) - total(added, *given, **steps) == 8 * share
+
+
+def test_elements_that_are_added_one_by_one_cost_the_same_where_they_are_held() -> None:
+    given = torch.empty(1 << 17, dtype=torch.int64), torch.empty(1 << 17), torch.empty(64)
+    steps = {"held": 0.25, "near": 32768.0}
+    assert total(added, *given, updated=8.0, **steps) - total(added, *given, **steps) == 8
+
+
+@pytest.mark.parametrize(("count", "ordered", "moved"), [(64, True, 64), (64, False, 1 << 14), (4096, True, 1 << 14)])
+def test_a_table_that_is_held_moves_once(count: int, ordered: bool, moved: int) -> None:
+    """Each update reads and writes a row, in a cache if the core that runs the loop keeps the table there."""
+    given = torch.empty(1 << 14, dtype=torch.int64), torch.empty(1 << 14, 64), torch.empty(count, 64)
+    program, capabilities = lowered(added, *given), replace(CTarget().capabilities, ordered=ordered)
+    (updating,) = (k for k, node in enumerate(program.nodes) if isinstance(node, Scatter))
+    (cluster,) = (each for each in grow(program, capabilities).clusters if updating in each.members)
+    assert cluster.members == (updating,)
+    _, written = Prices(Dependences(program), capabilities).traffic(cluster)
+    assert written == 2 * 4 * 64 * moved
 
 
 def test_a_chain_of_operations_stays_before_padded_windows_that_repeat_it() -> None:
