@@ -210,7 +210,8 @@ def _product(
     others = [factor for factor in factors if factor not in weighed]
     own = {axis.symbol for axis in rows}
     named = any(isinstance(node, TileRef) for factor in weighed for node in postorder(factor))
-    if not others or named or any(own & where[factor] for factor in weighed):
+    shared = any(axis.size != 1 and axis.symbol not in _span(others, where) for axis in rows)  # the same for all rows
+    if not others or named or shared or any(own & where[factor] for factor in weighed):
         return None
     sizes = kernel.axis_sizes()
     halves = [symbol for symbol in fold.over if sizes[symbol] == 2]

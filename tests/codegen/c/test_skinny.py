@@ -153,6 +153,16 @@ def test_an_infinity_that_is_not_rounded_stays_one():
         torch.testing.assert_close(got, eager, equal_nan=True)
 
 
+def test_a_product_that_all_rows_share_is_left_alone():
+    """The first step of a recurrent cell multiplies a state of zeros: that product has no rows of its own."""
+
+    def first_step(x: Tensor, own: Tensor, others: Tensor, bias: Tensor) -> Tensor:
+        return torch.tanh(F.linear(x, own, bias) + F.linear(x.new_zeros(8, 256), others, bias))
+
+    own, others = (torch.randn(256, 256) / 16 for _ in range(2))
+    check(first_step, torch.randn(8, 256), own, others, torch.randn(256), streams=False)
+
+
 def test_other_layouts_and_more_rows_are_left_alone():
     x, w = torch.randn(MOST_SKINNY_ROWS + 1, 256), torch.randn(40, 256)
     check(lambda a, b: F.linear(a, b).relu(), x, w, streams=False)
