@@ -22,7 +22,7 @@ from fusion.codegen.price import Price
 from fusion.codegen.target import Target
 from fusion.codegen.tuning.record import Trial, Tuning
 from fusion.graph_cache.interface import EarlierResult, Interface, Operation, graph_of, operations_of
-from fusion.graph_cache.key import key_of
+from fusion.graph_cache.key import key_and_facts, key_of
 from fusion.graph_cache.serialise import Unwritten, read, write
 from fusion.graph_cache.store import get, put
 from fusion.inspect.graphs import DeviceReport, OperationReport, Tensors
@@ -78,11 +78,11 @@ class WarmStart:
 
     def __init__(self, graph: fx.GraphModule, interface: Interface, options: Options, target: Target) -> None:
         self._asked = graph, interface.label, options, target, interface.kept
-        self._key, self.note, self.kept = "", "", ""
+        self._key, self._may_change, self.note, self.kept = "", False, "", ""
         if not keeps_graphs(options):
             return
         try:
-            self._key = key_of(*self._asked)
+            self._key, self._may_change = key_and_facts(*self._asked)
         except Exception as refusal:  # also an internal error: a program without cache entry still runs
             self.note = not_kept(refusal)
 
@@ -109,7 +109,7 @@ class WarmStart:
         try:
             operations = write(operations_of(self._asked[0]), KINDS)
             text = write(replace(compilation, schedule=_of_steps(compilation.schedule), operations=operations), KINDS)
-            if key_of(*self._asked) != self._key:
+            if self._may_change and key_of(*self._asked) != self._key:
                 raise Unwritten("guards on its sizes were added while it was compiled")
             if write(read(text, KINDS), KINDS) != text:
                 raise Unwritten("it does not deserialise to what was serialised")

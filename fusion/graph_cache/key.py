@@ -55,8 +55,22 @@ def key_of(
     Raises:
         Unwritten: the graph cannot be serialised; the message says why.
     """
+    return key_and_facts(graph, label, options, target, kept)[0]
+
+
+def key_and_facts(
+    graph: fx.GraphModule, label: str, options: Options, target: Target, kept: frozenset[int] = frozenset()
+) -> tuple[str, bool]:
+    """Return the cache key of a compilation, and whether it covers facts about sizes, to which guards may be added.
+
+    Raises:
+        Unwritten: the graph cannot be serialised; the message says why.
+    """
+    form = SerialisedGraph(graph)
     wished = (options.mode, options.workspace, options.numerics, options.cudagraphs, options.close_calls)
-    return key_for(target, label, wished, _settings(), kept, *_graph(graph))
+    nodes = list(form.nodes())
+    facts = list(form.facts())
+    return key_for(target, label, wished, _settings(), kept, *nodes, *facts), bool(facts)
 
 
 def surroundings_of(target: Target) -> str:
@@ -117,13 +131,6 @@ def _environment() -> str:
 
 
 # The graph ----------------------------------------------------------------------------------------------------------
-
-
-def _graph(graph: fx.GraphModule) -> Iterator[object]:
-    """Yield every node, and the known facts about sizes."""
-    form = SerialisedGraph(graph)
-    yield from form.nodes()
-    yield from form.facts()
 
 
 def held_by(graph: fx.GraphModule, node: fx.Node) -> object:
@@ -227,7 +234,7 @@ def _facts(known: ShapeEnv) -> object:
     return guards, ranges, equal, checked
 
 
-__all__ = ["SerialisedGraph", "compiler_version", "held_by", "key_for", "key_of", "surroundings_of"]
+__all__ = ["SerialisedGraph", "compiler_version", "held_by", "key_and_facts", "key_for", "key_of", "surroundings_of"]
 
 
 def _name_of(function: object) -> str:

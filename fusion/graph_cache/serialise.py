@@ -43,6 +43,9 @@ Kinds: TypeAlias = Mapping[str, type]
 
 Row: TypeAlias = "tuple[object, ...]"
 
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+"""Types of most values without parts: they need no visit of their own."""
+
 LARGEST_TENSOR = 1 << 16
 """The largest tensor, in bytes, that may be part of a value."""
 
@@ -100,19 +103,33 @@ class _RowWriter:
             if id(one) in self.places:
                 continue
             head, parts = self._decomposed(one) if known is None else known
-            missing = [part for part in parts if id(part) not in self.places]
+            missing = self._placed(parts)
             if missing:
                 assert known is None, "a value contains itself"
                 self.alive += parts
                 pending.append((one, (head, parts)))
                 pending += [(part, None) for part in reversed(missing)]
                 continue
-            row = (*head, *(self.places[id(part)] for part in parts))
-            self.places[id(one)] = self.rows.setdefault(row, len(self.rows))
-            self.alive.append(one)
+            self._put(one, (*head, *(self.places[id(part)] for part in parts)))
         ordered = list(self.rows)
         assert self.places[id(value)] == len(ordered) - 1, "the outermost value is the last row"
         return ordered
+
+    def _placed(self, parts: Sequence[object]) -> list[object]:
+        """Place the parts that have none themselves; return the others that have no place yet."""
+        missing: list[object] = []
+        for part in parts:
+            if id(part) in self.places:
+                continue
+            if type(part) in _LEAVES:
+                self._put(part, _atom(part))
+            else:
+                missing.append(part)
+        return missing
+
+    def _put(self, value: object, row: Row) -> None:
+        self.places[id(value)] = self.rows.setdefault(row, len(self.rows))
+        self.alive.append(value)
 
     def _decomposed(self, value: object) -> tuple[Row, Sequence[object]]:
         """Return the row of a value without its parts, and the parts."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fusion import graph_cache as warm
+from fusion.graph_cache.key import key_of
 from fusion.graph_cache.serialise import Unwritten, read, write
 from fusion.lowering.errors import BuildError
 from tests.fusion.graph_cache.starts import notes, started
@@ -33,12 +34,21 @@ def test_only_the_inner_graphs_of_a_graph_are_kept_and_it_reports_this(cache):
 
 
 def test_a_graph_whose_sizes_are_guarded_while_compiling_is_not_kept(cache, monkeypatch):
-    result = iter(["first", "second"])
-    monkeypatch.setattr(warm, "key_of", lambda *asked: next(result))
+    monkeypatch.setattr(warm, "key_and_facts", lambda *asked: ("first", True))
+    monkeypatch.setattr(warm, "key_of", lambda *asked: "second")
     assert notes(started(torch.sigmoid, torch.ones(3))[1]) == [
         "not kept in the cache: guards on its sizes were added while it was compiled"
     ]
     assert not cache.exists()
+
+
+def test_only_keys_of_symbolic_sizes_are_computed_again(cache, monkeypatch):
+    again: list[object] = []
+    monkeypatch.setattr(warm, "key_of", lambda *asked: again.append(asked) or key_of(*asked))
+    assert not notes(started(torch.sigmoid, torch.ones(3))[1])
+    assert not again
+    started(torch.sigmoid, torch.ones(3), dynamic=True)
+    assert again
 
 
 @pytest.mark.parametrize("value", [object(), lambda x: x, torch.ones(1 << 17), os.system, torch.ones(2).to_sparse()])
@@ -90,6 +100,7 @@ def test_a_value_of_ten_thousand_levels_is_written_and_read():
 
 READER = """
 import sys
+from fusion.graph_cache.key import key_of
 from fusion.graph_cache.serialise import read
 read(sys.argv[1], {})
 print("sympy.tensor.tensor" in sys.modules)
