@@ -40,7 +40,7 @@ from fusion.codegen.triton.forms.rows import Rows
 from fusion.codegen.triton.rewrites.apart import apart
 from fusion.codegen.triton.rewrites.blocked_loops import in_blocks
 from fusion.codegen.triton.writer import Writer, loads_of_the_row
-from fusion.lowering.ir.expr import Expr, Load, index_symbols, loads
+from fusion.lowering.ir.expr import Expr, Load, Random, index_symbols, loads, postorder
 from fusion.lowering.ir.kernel import Kernel, Loop, Role, Store, folds, statements, values_of
 
 _LAYOUT = "ROW"
@@ -103,6 +103,8 @@ class SharedRows(Rows):
             return Refused("its rows are short, or of unknown length")
         if not any(isinstance(stmt, Store) for loop in statements(looped.body, Loop) for stmt in loop.body):
             return Refused("running values read its rows once")
+        if any(isinstance(node, Random) for node in postorder(*_values(looped))):
+            return Refused("it draws random numbers, by functions that create tiles without a layout")
         plan = cls(task, looped, _read_again(looped))
         if not plan.held:
             return Refused("no row is read again")
@@ -142,7 +144,7 @@ class SharedRows(Rows):
 
     def _waits(self) -> bool:
         """Return whether blocks of a row wait for numbers from memory, such as the gains of a norm."""
-        every = loads(*(value for stmt in statements(self.looped.body) for value in values_of(stmt)))
+        every = loads(*_values(self.looped))
         return any(self._row.symbol in index_symbols(load) for load in every if load not in self.held)
 
     def fit(self, config: Config) -> Config | None:
@@ -223,6 +225,11 @@ def _in_loops(task: Task) -> Blocked | Refused:
     if [(dim.name, dim.role) for dim in looped.dims] != [("x", Role.GRID), ("r", Role.LOOP)]:
         return Refused("its rows are not contiguous")
     return looped
+
+
+def _values(blocked: Blocked) -> list[Expr]:
+    """Return all expressions of a kernel."""
+    return [value for stmt in statements(blocked.body) for value in values_of(stmt)]
 
 
 def _read_again(blocked: Blocked) -> tuple[Load, ...]:

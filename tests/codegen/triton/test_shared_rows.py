@@ -36,6 +36,22 @@ def log_softmax(x: Tensor) -> Tensor:
     return x.log_softmax(-1)
 
 
+def dropped_out(x: Tensor) -> Tensor:
+    return F.dropout(x.softmax(-1), 0.1, training=True)
+
+
+def with_places(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.argmax(-1), x.softmax(-1)
+
+
+def looked_up(x: Tensor, table: Tensor, places: Tensor) -> Tensor:
+    return torch.erf(x.softmax(-1) * table[places]) + torch.arange(x.shape[1]) % 3
+
+
+def of_differences(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(x > y, (x - y).softmax(-1), y)
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias)
 
@@ -98,6 +114,22 @@ def test_numbers_agree_with_float64(name: str, monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(result.double(), expected, **_tolerance(dtype, expected))
 
 
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (with_places, (Given((ROWS, 20001), BF16),)),
+        (looked_up, (Given((ROWS, 20480), BF16), Given((99,), BF16), Given((20480,), I64))),
+        (of_differences, (Given((ROWS, 12000), F32), Given((ROWS, 12000), BF16))),
+    ],
+    ids=["places", "look-ups", "two rows"],
+)
+def test_other_operations_compile(
+    function: Callable[..., object], inputs: tuple[Given, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((kernel, source),) = held(Program(function, inputs), monkeypatch)
+    assert TritonTarget("sm_90").binary(kernel, source)
+
+
 SOME = [0, 1, 7, 131, ROWS - 1]
 """The rows that are compared: the first, those after it, which begin elsewhere in a word, and the last."""
 
@@ -142,6 +174,7 @@ def test_losses_and_gradients_agree_with_float64(columns: int, monkeypatch: pyte
     ("function", "inputs", "why"),
     [
         (losses, (Given((ROWS, 50257), BF16), Given((ROWS,), I64)), "running values read a row once"),
+        (dropped_out, (Given((ROWS, 20480), BF16),), "random numbers need Triton's own language"),
         (rms_norm, (Given((ROWS, 20480), BF16), Given((20480,), BF16)), "one fold"),
         (softmax, (Given((ROWS, 8192), BF16),), "registers hold several such rows"),
         (softmax, (Given((ROWS, 80000), BF16),), "two rows exceed shared memory"),
