@@ -130,6 +130,14 @@ def test_other_operations_compile(
     assert TritonTarget("sm_90").binary(kernel, source)
 
 
+def test_each_has_a_launch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.softmax(-1), y.softmax(-1)
+
+    given = tuple(Given((ROWS, columns), BF16) for columns in (20001, 16384))
+    assert len(held(Program(both, given), monkeypatch)) == 2
+
+
 SOME = [0, 1, 7, 131, ROWS - 1]
 """The rows that are compared: the first, those after it, which begin elsewhere in a word, and the last."""
 

@@ -17,6 +17,7 @@ from fusion.codegen.triton.forms import single_kernel
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed
 from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig, divided
+from fusion.codegen.triton.forms.shared_rows import SharedRows
 from fusion.codegen.triton.writer import FunctionRole, Writer
 from fusion.lowering.ir.kernel import Kernel, Role
 
@@ -73,6 +74,8 @@ def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined
 def alike(a: Task, b: Task) -> bool:
     """Return whether two kernels can share a launch without one of them losing registers or warps to the other."""
     one, other = a.blocked, b.blocked
+    if any(isinstance(single_kernel.default(task), SharedRows) for task in (a, b)):
+        return False
     if one.contraction != other.contraction or one.chained or other.chained:
         return False
     if one.contraction and _is_persistent(a) is not _is_persistent(b):
@@ -111,8 +114,8 @@ def _persistent(tasks: Sequence[Task], *, joined: bool = False) -> list[Choice]:
 
 
 def _first(task: Task) -> Choice:
-    """Return the first choice for a kernel that is not a persistent product."""
-    plans = [plan for plan in single_kernel.plans(task) if not isinstance(plan, PersistentProduct)]
+    """Return the first choice of Triton's own language for a kernel that is not a persistent product."""
+    plans = [plan for plan in single_kernel.plans(task) if not isinstance(plan, (PersistentProduct, SharedRows))]
     return single_kernel.within((plan, config) for plan in plans for config in plan.configs())[0]
 
 
