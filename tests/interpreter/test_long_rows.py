@@ -72,3 +72,4 @@ def test_elements_and_their_exponentials_wait_for_the_sum() -> None:
     function = fusion.fuse(lambda x: F.gelu(x.softmax(-1) * x), options={"target": "triton"})
     exact = F.gelu(x.double().softmax(-1) * x.double())
     torch.testing.assert_close(function(x).double(), exact, rtol=2e-2, atol=1e-3, equal_nan=True)
+    assert fusion.report(function).kernels

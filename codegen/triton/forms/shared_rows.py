@@ -41,7 +41,7 @@ from fusion.codegen.triton.rewrites.apart import apart
 from fusion.codegen.triton.rewrites.blocked_loops import in_blocks
 from fusion.codegen.triton.writer import Writer, loads_of_the_row
 from fusion.lowering.ir.expr import Expr, Load, Random, index_symbols, loads, postorder
-from fusion.lowering.ir.kernel import Kernel, Loop, Role, Store, folds, statements, values_of
+from fusion.lowering.ir.kernel import Loop, Role, Store, folds, statements, values_of
 
 _LAYOUT = "ROW"
 _WARPS, _MORE_WARPS = 8, 16
@@ -95,12 +95,15 @@ class SharedRows(Rows):
             return Refused(f"{device.arch} does not copy to shared memory in the background")
         if kernel.beside or kernel.then is not None or task.numerics.invariant:
             return Refused("it is launched with others, or adds in a fixed order")
+        roles = [dim.role for dim in task.blocked.dims]
+        if task.blocked.contraction or roles not in ([Role.GRID, Role.WHOLE], [Role.GRID, Role.LOOP]):
+            return Refused("it does not fold one row")
+        length = task.blocked.dims[1].size
+        if not length.is_Integer or length <= (_IN_REGISTERS if len(folds(kernel)) > 1 else _FOLDED_ONCE):
+            return Refused("its rows are short, or of unknown length")
         looped = _in_loops(task)
         if isinstance(looped, Refused):
             return looped
-        length = looped.dims[1].size
-        if not length.is_Integer or length <= (_IN_REGISTERS if len(folds(kernel)) > 1 else _FOLDED_ONCE):
-            return Refused("its rows are short, or of unknown length")
         if not any(isinstance(stmt, Store) for loop in statements(looped.body, Loop) for stmt in loop.body):
             return Refused("running values read its rows once")
         if any(isinstance(node, Random) for node in postorder(*_values(looped))):
@@ -211,14 +214,8 @@ class SharedRows(Rows):
 
 def _in_loops(task: Task) -> Blocked | Refused:
     """Return a kernel as loops over blocks of a row, without running values."""
-    kernel: Kernel | None = task.kernel
-    assert kernel is not None
-    roles = [dim.role for dim in task.blocked.dims]
-    if task.blocked.contraction or roles not in ([Role.GRID, Role.WHOLE], [Role.GRID, Role.LOOP]):
-        return Refused("it does not fold one row")
-    if roles[1] is Role.WHOLE:
-        kernel = in_blocks(kernel)
-    kernel = apart(kernel)
+    held = task.blocked.dims[1].role is Role.WHOLE
+    kernel = apart(in_blocks(task.kernel) if held else task.kernel)
     if kernel is None:
         return Refused("its running values depend on earlier ones")
     looped = block(kernel, task.device)

@@ -74,14 +74,14 @@ def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined
 def alike(a: Task, b: Task) -> bool:
     """Return whether two kernels can share a launch without one of them losing registers or warps to the other."""
     one, other = a.blocked, b.blocked
-    if any(isinstance(single_kernel.default(task), SharedRows) for task in (a, b)):
-        return False
     if one.contraction != other.contraction or one.chained or other.chained:
         return False
     if one.contraction and _is_persistent(a) is not _is_persistent(b):
         return False
     if one.contraction:
         return len({_family(config) for _, config in _choices([a, b])}) == 1
+    if any(isinstance(single_kernel.default(task), SharedRows) for task in (a, b)):
+        return False
     ours, theirs = (_first(task)[1] for task in (a, b))
     most, least = max(ours.num_warps, theirs.num_warps), min(ours.num_warps, theirs.num_warps)
     looped = {any(dim.role is not Role.GRID for dim in blocked.dims) for blocked in (one, other)}
