@@ -24,7 +24,7 @@ from fusion.codegen.targets import builder_for
 from fusion.compilation.autograd import boxed
 from fusion.compilation.compile import compile_graph, load_finished
 from fusion.compilation.control_flow import compile_bodies
-from fusion.compilation.graphs import holds_tensors
+from fusion.compilation.graphs import holds_tensors, main_device
 from fusion.graph_cache import Finished, eager_graph
 from fusion.graph_cache.interface import tangents_of
 from fusion.graph_cache.regions import KEY
@@ -33,6 +33,7 @@ from fusion.inspect.required import check
 from fusion.inspect.watch import Watch
 from fusion.joint.seeds import has_seeds
 from fusion.lowering.errors import BuildError
+from fusion.operations.captures import noting_captures
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.runtime.dispatch_guards import guard_dispatch
@@ -84,6 +85,7 @@ class GraphCompiler:
                 raise raised from failure
             return self._eagerly(graph, label, failure)
         self.add(report)
+        run = _noting(run, label, main_device(graph))
         if keys and not has_seeds(graph):  # eager operations would draw other random numbers
             setattr(run, KEY, keys[0])
         return run
@@ -94,7 +96,9 @@ class GraphCompiler:
         for compilation in graphs:
             graph = cache(partial(eager_graph, compilation))
             load = partial(load_finished, compilation, self.options)
-            loaded.append(self._watched(compilation.interface.label, compilation.interface.tangents, graph, load))
+            interface = compilation.interface
+            run, report = self._watched(interface.label, interface.tangents, graph, load)
+            loaded.append((_noting(run, interface.label, interface.device), report))
         for _, report in loaded:
             self.add(report)
         return [boxed(run) for run, _ in loaded]
@@ -152,3 +156,8 @@ class GraphCompiler:
         """Warn, and return a function that runs the operations of a graph eagerly."""
         self.gave_up(graph, label, failure)
         return evaluated(graph) if has_seeds(graph) else as_it_is(graph)
+
+
+def _noting(run: Boxed, label: str, device: torch.device) -> Boxed:
+    """Let a forward on a GPU note that a capture holds it, for the memory that backward takes over."""
+    return noting_captures(run) if label == "forward" and device.type == "cuda" else run

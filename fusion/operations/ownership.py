@@ -2,8 +2,10 @@
 
 Input: a tensor; output: the same tensor if nobody else can read it, else a copy.  There are other readers if the caller
 keeps the graph for another backward, if hooks on saved tensors keep them, and if a view is alive.  Whenever it is not
-certain that there is one reference, the tensor is copied; also under CUDA graph capture, as the graph is replayed when
-there may be other readers.
+certain that there is one reference, the tensor is copied.
+
+A graph that is captured is replayed when there may be other readers, so under capture a tensor is copied, too, unless
+the same capture holds the forward that computed it: then each replay computes it anew before it is overwritten.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import sys
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from fusion.operations.captures import COMPUTED
 
 
 def take_over(tensor: torch.Tensor, after: torch.Tensor | None = None) -> torch.Tensor:
@@ -24,8 +28,8 @@ def take_over(tensor: torch.Tensor, after: torch.Tensor | None = None) -> torch.
     False
     """
     references, sole = _references(tensor), _sole_references()
-    recorded = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-    if references != sole or recorded or torch._C._autograd._get_current_graph_task_keep_graph():
+    replayed_alone = tensor.is_cuda and torch.cuda.is_current_stream_capturing() and not COMPUTED.has(tensor)
+    if references != sole or replayed_alone or torch._C._autograd._get_current_graph_task_keep_graph():
         return tensor.clone(memory_format=torch.preserve_format)
     return tensor
 

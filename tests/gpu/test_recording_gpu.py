@@ -26,6 +26,19 @@ def notes(fused: Callable[..., Any]) -> list[str]:
     return [note for graph in fusion.report(fused).graphs for note in graph.notes]
 
 
+def graph_of(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Capture a step after it has run, as PyTorch's documentation of CUDA graphs asks for."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
 def test_inference_of_several_sizes() -> None:
     plain = model().eval()
     fused = recorded(plain)
@@ -210,3 +223,60 @@ def test_tensors_that_stay_where_they_are() -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(cache, known)
     assert notes(fused) == ["recorded as a CUDA graph"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_captured_step_overwrites_what_its_forward_saved(scale: float) -> None:
+    """The gradient of the logits is made in forward, and scaled in its own memory at each replay."""
+    logits = torch.randn(512, 40000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(40000, (512,), device="cuda")
+    loss = fusion.fuse(nn.functional.cross_entropy, options={"strict": True})
+
+    def step() -> None:
+        logits.grad = None
+        (loss(logits, labels) * scale).backward()
+
+    captured = graph_of(step)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        captured.replay()
+        torch.cuda.synchronize()
+    assert not [event.name for event in profile.events() or () if "Memcpy" in event.name]
+    for _ in range(2):
+        with torch.no_grad():
+            logits.normal_()
+        captured.replay()
+        exact = logits.detach().double().requires_grad_()
+        (nn.functional.cross_entropy(exact, labels) * scale).backward()
+        assert logits.grad is not None and exact.grad is not None
+        error = (logits.grad.double() - exact.grad).norm() / exact.grad.norm()
+        assert error < 4e-3
+
+
+def test_a_backward_captured_by_itself_copies_what_forward_saved() -> None:
+    """It can be replayed again on the same tensors."""
+    logits = torch.randn(512, 40000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(40000, (512,), device="cuda")
+    loss = fusion.fuse(nn.functional.cross_entropy, options={"strict": True})
+    results: list[Tensor] = []
+
+    def forward() -> None:
+        results[:] = [loss(logits, labels)]
+
+    def backward() -> Tensor:
+        return torch.autograd.grad(results[0] * 3, logits)[0]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            forward()
+            first = backward()
+    torch.cuda.synchronize()
+    forward_graph, backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(forward_graph, stream=stream):
+        forward()
+    with torch.cuda.graph(backward_graph, pool=forward_graph.pool(), stream=stream):
+        gradient = backward()
+    forward_graph.replay()
+    for _ in range(3):
+        backward_graph.replay()
+        torch.testing.assert_close(gradient, first)
