@@ -1,9 +1,10 @@
 """Runs and times the alternatives for a cluster around a product (`mode="max-autotune"`, and `close_calls.py`).
 
 Input: a program, a cluster of it and the alternatives (`schedule/clusters/alternatives.py`); output: a `Tuning` with
-the microseconds of each.  The cluster is extracted as a program and scheduled in each of the ways, with its kernels in
-their fastest configurations.  An alternative that fails, or whose results differ from the evaluator's, is refused.
-Results are recorded like configurations, under the text of all kernels and calls.
+the microseconds of each.  The cluster, with the nodes that may take its epilogue, is extracted as a program and
+scheduled in each of the ways, with its kernels in their fastest configurations.  An alternative that fails, or whose
+results differ from the evaluator's, is refused.  Results are recorded like configurations, under the text of all
+kernels and calls.
 
 If sizes are unknown, or memory is short, predictions decide.
 """
@@ -32,7 +33,7 @@ from fusion.lowering.ir.program import BufferRef, ExternArg, Program, reads, wri
 from fusion.runner.contexts import Scheduling
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow
-from fusion.schedule.clusters.alternatives import Alternative, alone, moved, weighed
+from fusion.schedule.clusters.alternatives import Alternative, alone, moved, nodes_of, weighed
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.reductions.partial import with_cuts
@@ -56,7 +57,7 @@ class Trials:
 
         See `schedule.clusters.alternatives.Measure`.
         """
-        part = alone(program, cluster)
+        part = alone(program, nodes_of(cluster, ways))
         if not _is_known(part):
             return weighed(kernel, ways, "sizes are not known")
         schedules = self._schedules(program, cluster, part, ways)
@@ -74,7 +75,8 @@ class Trials:
         self, program: Program, cluster: Cluster, part: Program, ways: Sequence[Alternative]
     ) -> list[Schedule]:
         """Return a schedule for each of the alternatives, the first of which is one kernel."""
-        apart = [self._apart(with_cuts(part, [moved(cluster, way)])) for way in ways[1:]]
+        members = nodes_of(cluster, ways)
+        apart = [self._apart(with_cuts(part, [moved(members, way)])) for way in ways[1:]]
         return [self._whole(program, cluster, part), *apart]
 
     def _key(self, schedules: Sequence[Schedule]) -> str:

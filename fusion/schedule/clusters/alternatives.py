@@ -7,7 +7,7 @@ kernels of them as of all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -26,7 +26,8 @@ OPERANDS_STORED = "operands stored before"
 class Alternative:
     """One alternative for a cluster, with its predicted microseconds.
 
-    `instead`, `buffers` and `took` are those of `ClusterCut`, `apart` is that of `Program`.
+    `instead`, `buffers` and `took` are those of `ClusterCut`, `apart` is that of `Program`.  `reader`: the nodes that
+    read the cluster's results and whose kernel takes its epilogue; predictions of all alternatives include their time.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Alternative:
     buffers: tuple[tuple[Buffer, str], ...] = ()
     took: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     apart: frozenset[tuple[str, str]] = frozenset()
+    reader: tuple[int, ...] = ()
 
 
 Measure: TypeAlias = Callable[[Program, Cluster, Kernel, Sequence[Alternative]], Tuning]
@@ -49,11 +51,16 @@ def weighed(kernel: Kernel, ways: Sequence[Alternative], reason: str = "") -> Tu
     return Tuning(kernel.name, trials, chosen, reason)
 
 
-def alone(program: Program, cluster: Cluster) -> Program:
-    """Return the members of a cluster as a program of its own."""
-    nodes = tuple(program.nodes[member] for member in sorted(cluster.members))
+def nodes_of(cluster: Cluster, ways: Sequence[Alternative]) -> tuple[int, ...]:
+    """Return the nodes that the alternatives for a cluster compute, in order."""
+    return tuple(sorted({*cluster.members, *(node for way in ways for node in way.reader)}))
+
+
+def alone(program: Program, members: Collection[int]) -> Program:
+    """Return some nodes as a program of its own."""
+    nodes = tuple(program.nodes[member] for member in sorted(members))
     results = [name for node in nodes for name in writes(node)]
-    needed = {name for k, node in enumerate(program.nodes) if k not in cluster.members for name in reads(node)}
+    needed = {name for k, node in enumerate(program.nodes) if k not in members for name in reads(node)}
     needed |= program.output_names()
     inputs = tuple(dict.fromkeys(name for node in nodes for name in reads(node) if name not in results))
     outputs = tuple(BufferRef(name) for name in results if name in needed)
@@ -61,7 +68,6 @@ def alone(program: Program, cluster: Cluster) -> Program:
     return replace(program, inputs=inputs, constants={}, nodes=nodes, outputs=outputs, library=library)
 
 
-def moved(cluster: Cluster, way: Alternative) -> Alternative:
-    """Renumber an alternative for the program of its cluster `alone`."""
-    order = sorted(cluster.members)
-    return replace(way, instead={order.index(position): nodes for position, nodes in way.instead.items()})
+def moved(members: Sequence[int], way: Alternative) -> Alternative:
+    """Renumber an alternative for the program of its nodes `alone`, which are in order."""
+    return replace(way, instead={members.index(position): nodes for position, nodes in way.instead.items()})

@@ -5,6 +5,8 @@ of each, between separate kernels for its prologue and its epilogue.  These pay 
 product through memory: a weight stored in 8 bits is read, written and read again in 16.  But the library may multiply
 faster.  Where the alternative wins, contractions are replaced by the library's calls, and the rest is clustered again.
 
+The kernel that reads the result may take the epilogue then (`readers.py`).
+
 A cluster that computes operands may also store them before: each program computes them for its tile, and a kernel that
 does so waits for them.  Products of one operand that can share a launch (`pack.py`) are priced as that one.
 """
@@ -27,6 +29,7 @@ from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.iteration.contractions import leading_to
 from fusion.schedule.kernels import kernel_of
 from fusion.schedule.library.copies import merge_copies
+from fusion.schedule.library.readers import reader_of
 from fusion.schedule.library.split_k import split_k
 from fusion.schedule.reductions.partial import with_cuts
 
@@ -71,13 +74,14 @@ def prefer_library(
       return mm
     """
     prices = clustering.prices
+    owners = {member: cluster for cluster in clustering.clusters for member in cluster.members}
     offers: list[_Offer] = []
     for cluster in clustering.clusters:
         if not cluster.space.rigid or cluster.space.chained:
             continue
         products = {m: node for m in cluster.members if isinstance(node := program.nodes[m], Contract)}
         if all(contract.out in program.library for contract in products.values()):
-            offers.append(_offer(prices, cluster, products, target))
+            offers.append(_offer(prices, owners, cluster, products, target))
     if measure is not None:
         offers = _measured(offers, program, measure)
     kept = {offer.cluster.members for group in _groups(prices, offers, target) for offer in group}
@@ -169,19 +173,20 @@ def _measured(offers: Sequence[_Offer], program: Program, measure: Measure) -> l
     return [replace(offer, tried=tried[number]) for number, offer in enumerate(offers)]
 
 
-def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> _Offer:
-    """Price the alternatives for a cluster."""
+def _offer(
+    prices: Prices, owners: Mapping[int, Cluster], cluster: Cluster, products: Mapping[int, Contract], target: Target
+) -> _Offer:
+    """Price the alternatives for a cluster; `owners`: node → its cluster."""
     kernel, generated = _generated(prices, cluster, products, target)
-    calls = prices.dependences.program.library
-    library = {position: calls[contract.out] for position, contract in products.items()}
     parts = split_k(prices, cluster, products, target)
     stored = _stored(prices, cluster, products, target)
     ways = (
         Alternative(ONE_KERNEL, generated),
         *([] if parts is None else [parts]),
         *([] if stored is None else [stored]),
-        Alternative(LIBRARY, _library_time(prices, cluster, products), library),
+        _library(prices, cluster, products),
     )
+    ways = _with_reader(prices, owners, cluster, products, ways)
     return _Offer(cluster, products, kernel, ways, weighed(kernel, ways))
 
 
@@ -245,8 +250,8 @@ def _parts(
     return before, tuple(member for member in cluster.members if member not in before and member not in products)
 
 
-def _library_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
-    """Return the microseconds of the library's products, one by one, and of the kernels before and after them."""
+def _library(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> Alternative:
+    """Price the library's products, one by one, and the kernels before and after them."""
     before, after = _parts(prices, cluster, products)
     total = 0.0
     for members in (before, *({position} for position in products), after):
@@ -256,4 +261,28 @@ def _library_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contr
         multiplied = sum(prices.by_library(cluster, products[member]) for member in part.members if member in products)
         total += prices.rates.price(sum(prices.traffic(part)), products=multiplied).total
         total += prices.rates.product_us if any(member in products for member in part.members) else 0.0
-    return total
+    calls = prices.dependences.program.library
+    return Alternative(LIBRARY, total, {position: calls[contract.out] for position, contract in products.items()})
+
+
+def _with_reader(
+    prices: Prices,
+    owners: Mapping[int, Cluster],
+    cluster: Cluster,
+    products: Mapping[int, Contract],
+    ways: tuple[Alternative, ...],
+) -> tuple[Alternative, ...]:
+    """Add the reader of a cluster's results to its alternatives, if after the library it is cheaper with the epilogue.
+
+    The library's products are the last of the alternatives.
+    """
+    epilogue = _parts(prices, cluster, products)[1]
+    reader = reader_of(prices, owners, epilogue) if epilogue else None
+    if reader is None:
+        return ways
+    by_itself = prices.rates.price(sum(prices.traffic(_part(cluster, epilogue)))).total
+    if reader.joined >= reader.alone + by_itself:
+        return ways
+    *others, library = (replace(way, predicted=way.predicted + reader.alone) for way in ways)
+    joined = library.predicted - by_itself + reader.joined - reader.alone
+    return (*others, replace(library, predicted=joined, reader=reader.cluster.members))

@@ -111,8 +111,8 @@ def _price(prices: Prices, cluster: Cluster, product: Contract, way: Alternative
     """Return the microseconds of the parts, and of their sum and epilogue, in a launch of its own or not."""
     capabilities = prices.capabilities
     parts_cluster = Cluster(tuple(way.instead), cluster.space, {})
-    program = alone(prices.dependences.program, parts_cluster)
-    changed = with_cuts(program, [moved(parts_cluster, way)])
+    program = alone(prices.dependences.program, parts_cluster.members)
+    changed = with_cuts(program, [moved(parts_cluster.members, way)])
     dependences = Dependences(changed)
     inner = Prices(dependences, capabilities)
     parts = next(k for k, node in enumerate(changed.nodes) if isinstance(node, Contract))
