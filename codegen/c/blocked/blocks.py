@@ -202,4 +202,7 @@ def _cut(axis: KernelAxis, width: int, step: str, names: Names) -> Block:
     extent = block_extent(name, start, end, width)
     header = f"for (int64_t {start} = 0; {start} < {size}; {start} += {step})"
     inside = f"const int64_t {end} = imin({start} + {step}, {size});"
-    return Block(axis, extent, sympy.Integer(width), header, (inside,))
+    most = (
+        min(width, int(axis.size)) if axis.size.is_Integer else width
+    )  # tiles of few points stay in the nearest cache
+    return Block(axis, extent, sympy.Integer(most), header, (inside,))

@@ -1,7 +1,8 @@
 """Places the factors of a product in memory, and writes the calls that multiply them.
 
 Input: a `dot` between values of a scope; output: lines that copy its factors into memory, if they are not there yet,
-and calls of `products`.  A tensor that is only read is used in place, whatever its strides.
+and calls of `products`.  A tensor that is only read is used in place, whatever its strides.  Of few rows, the right
+factor is not packed either, if its elements lie side by side along one of its axes (`few_rows`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import sympy
+import torch
 
+from fusion.codegen.c.blocked.blocks import length
 from fusion.codegen.c.blocked.held import ArrayTile, packed_tile, row_stride
 from fusion.codegen.c.blocked.scope import TileScope
+from fusion.codegen.c.text.few_rows import ELEMENTS, MOST_ROWS
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
 from fusion.codegen.c.text.storage import VALUE_TYPES
 from fusion.lowering.indexing import ZERO, coefficient
-from fusion.lowering.ir.expr import Expr, Load
+from fusion.lowering.ir.expr import Cast, Expr, Load
 from fusion.lowering.ir.kernel import Fold
 
 
@@ -46,6 +50,23 @@ class Packed:
     lines: list[str]
     each: list[str]
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A right factor in memory, for few rows.
+
+    Attributes:
+        element: the type of its elements, as `few_rows` names it.
+        along_depth: whether its elements lie side by side along the depth; else along the columns.
+        place: its first element.
+        stride: the text of the distance between columns, or between terms.
+    """
+
+    element: str
+    along_depth: bool
+    place: str
+    stride: str
 
 
 class ProductFactors:
@@ -80,15 +101,46 @@ class ProductFactors:
     def ahead(self, product: TiledProduct, closed: Collection[sympy.Symbol]) -> list[str]:
         """Return lines that pack the right factor outside loops over the axes `closed`, if all calls can share it."""
         packed = {product.depth, product.column}
-        if set(self.scope.tiled(product.right)) - packed or packed.intersection(closed):
+        if set(self.scope.tiled(product.right)) - packed or packed.intersection(closed) or self._unpacked(product):
             return []
-        return self.right(product).lines
+        return self._packed(product).lines
 
     def left(self, product: TiledProduct) -> tuple[list[str], str]:
         """Return lines that put the left factor into memory, and its location: pointer and two strides."""
         return self._factor(product.left, product.row, product.depth)
 
-    def right(self, product: TiledProduct) -> Packed:
+    def right(self, product: TiledProduct, left: str) -> Packed | Unpacked:
+        """Return the right factor, for a left factor at this location."""
+        unpacked = self._unpacked(product)
+        if unpacked is None or (unpacked.along_depth and not left.endswith(", 1")):
+            return self._packed(product)
+        return unpacked
+
+    def _unpacked(self, product: TiledProduct) -> Unpacked | None:
+        """Return the right factor in memory, if the rows are few and its elements lie side by side."""
+        right = product.right
+        load = right.arg if isinstance(right, Cast) else right
+        key = (right, product.depth, product.column)
+        if right.dtype is not torch.float32 or key in self.packed or right in self.scope.known:
+            return None
+        if not isinstance(load, Load) or load.dtype not in ELEMENTS or self._rows(product) > MOST_ROWS:
+            return None
+        place = self._in_place(load, (product.depth, product.column))
+        if place is None:
+            return None
+        at, along_depth, along_columns = place.rsplit(", ", 2)
+        if along_depth != "1" and along_columns != "1":
+            return None
+        stride = along_columns if along_depth == "1" else along_depth
+        return Unpacked(ELEMENTS[load.dtype], along_depth == "1", at, stride)
+
+    def _rows(self, product: TiledProduct) -> int:
+        """Return the most rows of a block of a product."""
+        if product.row is None:
+            return 1
+        return min(self.scope.blocks.points(product.row), length(self.scope.blocks.of[product.row].axis.size))
+
+    def _packed(self, product: TiledProduct) -> Packed:
         """Return the packing of the right factor, without lines if it is packed already."""
         key = (product.right, product.depth, product.column)
         if key in self.packed:
@@ -133,16 +185,22 @@ class ProductFactors:
         position = index_text(sympy.expand_mul(offset.xreplace(starts)), names)
         return ", ".join([f"{self.scope.params[value.buffer]} + {position}", *(index_text(s, names) for s in strides)])
 
-    def multiply(self, product: TiledProduct, tile: ArrayTile, left: str, right: Packed, *, fresh: bool) -> list[str]:
+    def multiply(
+        self, product: TiledProduct, tile: ArrayTile, left: str, right: Packed | Unpacked, *, fresh: bool
+    ) -> list[str]:
         """Return the calls that accumulate the product into `tile`, or overwrite it if `fresh`."""
         position = tile.position(self.scope.blocks, self.scope.names, (product.row, product.column))
         stride = index_text(row_stride(product.column, self.scope.blocks), self.scope.names)
         counts = ", ".join(self._count(symbol) for symbol in (product.row, product.column, product.depth))
-        to = tile.name if position == "0" else f"{tile.name} + {position}"
-        block = self.scope.blocks.terms(product.depth)
-        call = f"multiply_{tile.held}({left}, {right.name}, {to}, {stride}, {counts}, {block}, {int(fresh)});"
+        to = f"{tile.name if position == '0' else f'{tile.name} + {position}'}, {stride}, {counts}"
+        if isinstance(right, Packed):
+            block = self.scope.blocks.terms(product.depth)
+            lines = [*right.each, f"multiply_{tile.held}({left}, {right.name}, {to}, {block}, {int(fresh)});"]
+        else:
+            name, read = ("dots", left.removesuffix(", 1")) if right.along_depth else ("sums", left)
+            lines = [f"{name}_{right.element}({read}, {right.place}, {right.stride}, {to}, {int(fresh)});"]
         levels, _ = self.scope.levels((*product.others, *product.deeper), lanes=False)
-        levels[-1].before += [*right.each, call]
+        levels[-1].before += lines
         return render(levels)
 
     def _count(self, symbol: sympy.Symbol | None) -> str:

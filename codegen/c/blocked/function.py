@@ -21,7 +21,7 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.codegen.c.blocked.crossing import added_to, block_of, cleared, crossing_tile
-from fusion.codegen.c.blocked.factors import ProductFactors
+from fusion.codegen.c.blocked.factors import Packed, ProductFactors
 from fusion.codegen.c.blocked.held import ArrayTile, product_tile, tile_over
 from fusion.codegen.c.blocked.ranges import around_block, inside_block, range_of
 from fusion.codegen.c.blocked.row_steps import narrower_rows
@@ -363,8 +363,9 @@ class _Blocked:
         """Return a product; its factors are read before the accumulator is rescaled."""
         product = self.products.product(fold)
         lines, left = self.products.left(product)
-        right = self.products.right(product)
-        lines = [*lines, *right.lines, *self._carry(fold, tile)]
+        right = self.products.right(product, left)
+        packing = right.lines if isinstance(right, Packed) else []
+        lines = [*lines, *packing, *self._carry(fold, tile)]
         if not tile.full:
             return [*lines, *self.products.multiply(product, tile, left, right, fresh=fresh)]
         block = block_of(tile, product, self.scope)

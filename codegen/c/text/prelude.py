@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from itertools import product
 
+from fusion.codegen.c.text.few_rows import ELEMENTS
+from fusion.codegen.c.text.few_rows import definitions as few_rows
 from fusion.codegen.c.text.fixed_point import FIXED_POINT_TYPES
 from fusion.codegen.c.text.functions import FUNCTIONS
 from fusion.codegen.c.text.library import C_FLOATS, LIBRARY, declarations
@@ -350,7 +352,7 @@ def _definitions() -> dict[str, str]:
     for T in (*types, "uint16_t"):
         functions |= turns(T, _LANES.get(T, T))
     fixed = dict.fromkeys(("byte_products", "short_products"), FIXED_POINT_TYPES)
-    return functions | windows() | definitions() | {"lane_sum": LANE_SUM} | fixed
+    return functions | windows() | definitions() | {"lane_sum": LANE_SUM} | few_rows() | fixed
 
 
 INLINES: dict[str, str] = _definitions()
@@ -358,6 +360,7 @@ INLINES: dict[str, str] = _definitions()
 
 _TYPES_OF = {
     **{f"{name}_{T}": ("product_types", f"vector_{T}") for T in FACTORS.values() for name in ("pack", "multiply")},
+    **{f"{name}_{E}": ("product_types", "vector_float") for E in ELEMENTS.values() for name in ("dots", "sums")},
     "lane_sum": ("product_types",),
 }
 """Functions → the definitions of the types that they use."""
