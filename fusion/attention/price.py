@@ -5,8 +5,8 @@ traffic of its operands, where that takes longer.  Generated kernels skip the ti
 Where the scores are in memory, as in the calls that PyTorch decomposes, the time consists of GEMMs and of the trips of
 the scores through memory.
 
-A single query, as in the generation of text, has few scores: generated kernels may write them, since most of the time
-is spent reading keys and values.  On CPUs the library takes many times as long for keys and values of 16 bits.
+A single query, as in the generation of text, reads keys and values once for few scores.  On CPUs the library takes many
+times as long for keys and values of 16 bits.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ again.
 IN_MEMORY = 2.0
 """Backward with the scores in memory has to be this many times as fast as the library's, which needs no such memory."""
 
-STORED = 4 * LEAST_TILE
-"""Numbers of keys, repeated for each head, below which the scores of a single query are stored."""
-
 KERNELS = (
     ("_flash_attention_for_cpu", "flash"),
     ("_flash_attention", "flash"),
@@ -72,8 +69,8 @@ def _is_single(call: Call, capabilities: Capabilities) -> bool:
 
 
 def stores_scores(call: Call, target: Target) -> bool:
-    """Return whether generated kernels of a single query are expected to store its scores: not after a long cache."""
-    return _is_single(call, target.capabilities) and call.operands[1].numel() < STORED
+    """Return whether generated kernels of a single query store its scores: its heads are too wide for one kernel."""
+    return _is_single(call, target.capabilities) and max(call.widths) > LONGEST_HELD_AXIS
 
 
 def refuse_small(call: Call, target: Target) -> None:

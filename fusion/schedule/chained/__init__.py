@@ -80,13 +80,17 @@ class _Finder:
         """Return the chains.
 
         A product in one that is not of matrices is stored, and no longer a tile of any; so is one that no chain
-        computes, where later products wait for it (queries and keys, which a narrow layer projects).
+        computes, where later products wait for it (queries and keys, which a narrow layer projects), or which could be
+        the sink of earlier ones (the result of one query, which a layer of few rows projects).
         """
         stored = frozenset[int]()
         while True:
             candidates = self._candidates()
             refused = stored.union(*(products_of_vectors(self.dependences, chain) for chain in candidates))
             refused |= self.blocking.difference(*(chain.places for chain in candidates))
+            if refused == stored:  # whatever keeps products from being chained is stored before
+                ends = {p for p in self.tiles if self._ends_tiles(p)}
+                refused |= ends.difference(*(chain.places for chain in candidates))
             if refused == stored:
                 return candidates
             stored, self.tiles = refused, tiles_of(self.dependences, refused)
@@ -115,6 +119,11 @@ class _Finder:
         if not isinstance(node, (Reduce, Scan, Contract)) or position in self.tiles:
             return False
         return any(p in self.tiles for p in self.dependences.producers(position))
+
+    def _ends_tiles(self, position: int) -> bool:
+        """Return whether a node is a product of a tile."""
+        node = self.program.nodes[position]
+        return isinstance(node, Contract) and any(p in self.tiles for p in self.dependences.producers(position))
 
     # Chains of sinks --------------------------------------------------------------------------------------------------
 
