@@ -78,7 +78,7 @@ def test_keys_and_values_that_are_hidden_are_not_read(hidden: float) -> None:
 
 @pytest.mark.parametrize("form", [None, -math.inf, LEAST], ids=["flags", "infinity", "least"])
 def test_gradients(form: float | None) -> None:
-    """The mask of a block of keys is copied with its queries as lanes, and not read where all of it is true."""
+    """The mask of a block of keys is copied with its queries as lanes; whole blocks have a body that reads none."""
     function = selected if form is None else summed
     fused = fusion.fuse(function, options=OPTIONS)
     upstream = torch.randn(2, ROWS, 16, generator=torch.Generator().manual_seed(1))
@@ -99,7 +99,7 @@ def test_gradients(form: float | None) -> None:
             assert_as_eager(*each)
     sources = [kernel.source for kernel in fusion.report(fused).graphs[-1].kernels]
     assert any("turned0[" in source for source in sources)
-    assert any("if (whole0) __builtin_memset(turned0, 1," in source for source in sources) is (form is None)
+    assert any("if (whole0) {" in source for source in sources)
 
 
 def test_flags_are_expected_to_hide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
