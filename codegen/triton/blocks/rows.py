@@ -119,11 +119,17 @@ def row_values(kernel: Kernel, grid: Sequence[KernelAxis]) -> list[sympy.Expr]:
     return [offset for offset in offsets if outer & offset.free_symbols and last not in offset.free_symbols]
 
 
-def starts_at_words(kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sympy.Symbol]) -> bool:
-    """Return whether every row of a tensor, one for each point of `outer`, is known to start at a whole word."""
+def starts_at_words(
+    kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sympy.Symbol], word: int = WORD
+) -> bool:
+    """Return whether every row of a tensor, one for each point of `outer`, is known to start at a whole word.
+
+    Args:
+        word: bytes.
+    """
     size = kernel.param(name).dtype.itemsize
     strides = (coefficient(offset, symbol) for symbol in outer)
-    return all(stride is not None and (stride * size / WORD).is_integer is not False for stride in strides)
+    return all(stride is not None and (stride * size / word).is_integer is not False for stride in strides)
 
 
 def _is_word_order(kernel: Kernel, outer: Dim, inner: Dim) -> bool:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
 from fusion.codegen.triton.blocks.contiguous import direct_loads, is_crossed
+from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.blocks.rows import starts_at_words
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.fixed_order import MOST_HELD, STEP
@@ -76,6 +77,10 @@ class _Step:
 
 _ODD_STEP = _Step(columns=256, elements=1024, each=4, programs=6)
 """The step where rows start off words of 16 bytes.  (measured: docs/performance.md, `_ODD_STEP`)
+"""
+_PAIRED_STEP = _Step(columns=256, elements=2048, each=8, programs=6)
+"""The same for 16-bit floats whose rows start at multiples of 4 bytes: a request is for two of them.
+(measured: docs/performance.md, `_PAIRED_STEP`)
 """
 _WIDE_STEP = _Step(columns=256, elements=4096, each=32, programs=3)
 """The step with `_MANY_VECTORS`.  (measured: docs/performance.md, `_WIDE_STEP`)
@@ -149,14 +154,16 @@ class Columns:
         dims = [free_axes(load) for load in every]
         if sum(self.r.symbol in each and self.x.symbol not in each for each in dims) >= _MANY_VECTORS:
             return _WIDE_STEP
-        return None if self._reads_words() else _ODD_STEP
+        if self._starts_at(WORD):
+            return None
+        return _PAIRED_STEP if widest(self.blocked) == 2 and self._starts_at(4) else _ODD_STEP
 
-    def _reads_words(self) -> bool:
-        """Return whether the rows along the columns start at multiples of 16 bytes, in every large tensor."""
+    def _starts_at(self, size: int) -> bool:
+        """Return whether the rows along the columns start at multiples of so many bytes, in every large tensor."""
         kernel, along = self.blocked.kernel, {axis.symbol for axis in self.x.axes}
         large, rows = {param.name for param in streams(self.blocked)}, {axis.symbol for axis in self.r.axes}
         return all(
-            starts_at_words(kernel, name, offset, rows & offset.free_symbols)
+            starts_at_words(kernel, name, offset, rows & offset.free_symbols, size)
             for name, offset in direct_loads(kernel)
             if name in large and along & offset.free_symbols and rows & offset.free_symbols
         )

@@ -164,6 +164,13 @@ def gradient_of_logits(logits: Tensor, top: Tensor, total: Tensor, factor: Tenso
     return gradient, gradient.float().sum(0)
 
 
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 8), (torch.float32, 4)])
+def test_columns_of_rows_that_start_at_pairs_of_numbers_have_longer_steps(dtype: torch.dtype, rows: int) -> None:
+    """Of 16 bits, a request is for two neighbours."""
+    config = TARGET.configs(first(largest_of_each, (60, 4096, 4094), dtypes=[dtype]))[0]
+    assert (config.block("r"), config.block("x"), config.num_warps) == (rows, 256, 8)
+
+
 def test_columns_with_values_of_each_row_have_many_programs() -> None:
     kernel = first(gradient_of_logits, (8192, 30522), (8192, 1), (8192, 1), (8192, 1))
     config = TARGET.configs(kernel)[0]
