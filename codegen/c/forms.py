@@ -37,11 +37,12 @@ class CForm:
     Attributes:
         applies: does the form compute this kernel, and does no earlier one?
         emit: the texts of its C functions, its own last; raises BuildError for dtypes and operations without a C form.
+            Its second argument says whether the sums of few rows may have another order than those of many.
     """
 
     name: str
     applies: Callable[[Kernel], bool]
-    emit: Callable[[Kernel], tuple[str, ...]]
+    emit: Callable[[Kernel, bool], tuple[str, ...]]
 
 
 def _is_empty(kernel: Kernel) -> bool:
@@ -49,10 +50,10 @@ def _is_empty(kernel: Kernel) -> bool:
 
 
 FORMS = (
-    CForm("empty", _is_empty, lambda kernel: (Frame(kernel).function([]),)),
-    CForm("skinny", lambda kernel: plan_of(kernel) is not None, skinny_functions),
-    CForm("blocked", needs_blocks, lambda kernel: (blocked_function(kernel),)),
-    CForm("loops", lambda kernel: True, lambda kernel: (loops_function(kernel),)),
+    CForm("empty", _is_empty, lambda kernel, few_rows: (Frame(kernel).function([]),)),
+    CForm("skinny", lambda kernel: plan_of(kernel) is not None, lambda kernel, few_rows: skinny_functions(kernel)),
+    CForm("blocked", needs_blocks, lambda kernel, few_rows: (blocked_function(kernel, few_rows=few_rows),)),
+    CForm("loops", lambda kernel: True, lambda kernel, few_rows: (loops_function(kernel),)),
 )
 
 
@@ -61,21 +62,24 @@ def form_of(kernel: Kernel) -> CForm:
     return next(form for form in FORMS if form.applies(kernel))
 
 
-def emit_kernel(kernel: Kernel) -> str:
+def emit_kernel(kernel: Kernel, *, few_rows: bool = True) -> str:
     """Return the C source of `kernel`.  Equal kernels give equal text.
+
+    Args:
+        few_rows: whether products of few rows have functions of their own, which sum in another order.
 
     Raises:
         BuildError: the kernel cannot be written in C.
     """
-    *called, launched = _functions(kernel)
+    *called, launched = _functions(kernel, few_rows)
     origins = "".join(f"// {' '.join(line.split())}\n" for line in kernel.origins)
     return "\n".join([prelude("".join([*called, launched])), *called, origins + launched])
 
 
-def _functions(kernel: Kernel) -> list[str]:
+def _functions(kernel: Kernel, few_rows: bool) -> list[str]:
     """Return the C functions of a launch, each above its callers."""
     functions: list[str] = []
     for part in called_by(kernel):
-        *inner, last = _functions(part)
+        *inner, last = _functions(part, few_rows)
         functions += [*inner, f"static {last}"]
-    return list(dict.fromkeys([*functions, *form_of(kernel).emit(kernel)]))
+    return list(dict.fromkeys([*functions, *form_of(kernel).emit(kernel, few_rows)]))

@@ -106,7 +106,7 @@ class CTarget:
         Raises:
             BuildError: the kernel cannot be written in C.
         """
-        return emit_kernel(kernel)
+        return emit_kernel(kernel, few_rows=not self.numerics.invariant)
 
     def refuses(self, kernel: Kernel) -> str:
         """Return nothing: all kernels are accepted."""

@@ -16,7 +16,7 @@ import torch
 from fusion.codegen.c.blocked.blocks import length
 from fusion.codegen.c.blocked.held import ArrayTile, packed_tile, row_stride
 from fusion.codegen.c.blocked.scope import TileScope
-from fusion.codegen.c.text.few_rows import ELEMENTS, MOST_ROWS
+from fusion.codegen.c.text.few_rows import ELEMENTS
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
@@ -74,10 +74,13 @@ class ProductFactors:
 
     Attributes:
         packed: the factors that are packed in the current scope, with their two axes.
+
+    Args:
+        few: rows up to which the right factor is read in place.
     """
 
-    def __init__(self, scope: TileScope) -> None:
-        self.scope = scope
+    def __init__(self, scope: TileScope, few: int) -> None:
+        self.scope, self._few = scope, few
         self.packed: dict[tuple[Expr, sympy.Symbol | None, sympy.Symbol | None], ArrayTile] = {}
 
     def product(self, fold: Fold) -> TiledProduct:
@@ -123,7 +126,7 @@ class ProductFactors:
         key = (right, product.depth, product.column)
         if right.dtype is not torch.float32 or key in self.packed or right in self.scope.known:
             return None
-        if not isinstance(load, Load) or load.dtype not in ELEMENTS or self._rows(product) > MOST_ROWS:
+        if not isinstance(load, Load) or load.dtype not in ELEMENTS or self._rows(product) > self._few:
             return None
         place = self._in_place(load, (product.depth, product.column))
         if place is None:

@@ -33,6 +33,7 @@ from fusion.codegen.c.plan.loop_fusion import extend_spans, with_held_parts, wit
 from fusion.codegen.c.plan.scratch import outermost
 from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.text.code import Code, element_of
+from fusion.codegen.c.text.few_rows import MOST_ROWS
 from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, combined, started, store_statement, take
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
@@ -81,22 +82,25 @@ def sides(product: Fold, kernel: Kernel) -> tuple[sympy.Expr, sympy.Expr]:
     return rows, columns
 
 
-def blocked_function(kernel: Kernel) -> str:
+def blocked_function(kernel: Kernel, *, few_rows: bool = True) -> str:
     """Return the text of one C function.
+
+    Args:
+        few_rows: whether products of few rows may read their right factor in place.
 
     Raises:
         BuildError: a dtype or operation without a C form.
     """
-    return _Blocked(with_plain_folds(kernel, FACTORS)).text()
+    return _Blocked(with_plain_folds(kernel, FACTORS), few_rows).text()
 
 
 class _Blocked:
     """Writes one kernel: `text` visits its statements once, in order."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, few_rows: bool) -> None:
         self.kernel, self.frame = kernel, Frame(kernel)
         self.scope = TileScope(kernel, self.frame)
-        self.products = ProductFactors(self.scope)
+        self.products = ProductFactors(self.scope, MOST_ROWS if few_rows else 0)
         self.best: dict[str, ArrayTile] = {}  # of an argmax or argmin: the value at its position
         self.open: frozenset[sympy.Symbol] = frozenset()  # LOOP axes whose loop is open
 

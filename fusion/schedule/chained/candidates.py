@@ -1,8 +1,8 @@
 """Finds the contractions, and maps of them, that can be computed block by block and never reach memory.
 
 Input: a program with its dependences; output: the positions of its tiles.  A tile's contraction has an axis short
-enough to be held, and a result of at least half its operands' size; or it has few rows, and a smaller result.  No
-reader of a tile needs all of it at once.  Which of them are chained is decided by price.
+enough to be held, and a result of at least half its operands' size; or it has few rows, a smaller result, and a batch
+or large operands.  No reader of a tile needs all of it at once.  Which of them are chained is decided by price.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
     if (1 if shared else LEAST_SHARE) * dependences.bytes(node.out) > operand_bytes:
         return math.prod(sizes.values()) >= LEAST_TILE
     sides = [math.prod(sizes[symbol] for symbol in side) for side in (node.rows, node.columns)]
-    return min(sides) <= MATRIX_UNIT_ROWS
+    return min(sides) <= MATRIX_UNIT_ROWS and (not shared or operand_bytes >= LEAST_TILE * node.lhs.dtype.itemsize)
 
 
 def _needs_whole(dependences: Dependences, reader: int, tiles: Collection[int]) -> bool:
