@@ -71,9 +71,10 @@ def _capture_of() -> Callable[..., int] | None:
     """Return the driver's function that tells the status and the number of a stream's capture."""
     library, name = ("libamdhip64.so", "hip") if torch.version.hip else ("libcuda.so.1", "cu")
     try:
-        return getattr(ctypes.CDLL(library), f"{name}StreamGetCaptureInfo_v2")  # type: ignore[no-any-return]  # a function of C
+        ask: Callable[..., int] = getattr(ctypes.CDLL(library), f"{name}StreamGetCaptureInfo_v2")
     except (OSError, AttributeError):
         return None
+    return ask
 
 
 def _storages(values: Iterable[object]) -> Iterable[int]:
