@@ -25,8 +25,8 @@ from fusion.codegen.triton.forms.last_block import follows_by_tile
 from fusion.codegen.triton.forms.side_by_side import alike
 from fusion.codegen.triton.forms.skinny import Skinny
 from fusion.codegen.triton.forms.traffic import is_packed
+from fusion.codegen.triton.forms.warp_groups.groups import run_on
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
-from fusion.codegen.triton.forms.warp_specialised.groups import run_on
 from fusion.codegen.triton.launch import direct
 from fusion.codegen.triton.launch.aot import binary_of, stages
 from fusion.codegen.triton.launch.build import build

@@ -18,7 +18,7 @@ from fusion.codegen.target import Layouts, MisalignedRows, ProductTiles
 from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 
 WARP_SPECIALISED = "generated in groups"
-"""The name of the form of attention whose warps are specialised (`forms/warp_specialised/groups.py`)."""
+"""The name of the form of attention whose warps are specialised (`forms/warp_groups/groups.py`)."""
 
 
 class Feature(Enum):

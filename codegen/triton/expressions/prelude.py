@@ -53,7 +53,7 @@ def _bits_to_{name}(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constex
 """
 
 
-_GROUPS = {  # of warp-specialised programs (`forms/warp_specialised/groups.py`)
+_GROUPS = {  # of warp-specialised programs (`forms/warp_groups/groups.py`)
     "_barriers": """
 def _barriers(count: tl.constexpr, arrivals: tl.constexpr):
     barriers = gl.allocate_shared_memory(gl.int64, [count, 1], hopper.mbarrier.MBarrierLayout())

@@ -20,16 +20,17 @@ from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.expressions.scopes import Identifiers
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import INDENT, function_of, launched_function, signature
+from fusion.codegen.triton.file import launched_function, signature
 from fusion.codegen.triton.forms import efficiency, long_loops
 from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
-from fusion.codegen.triton.forms.warp_specialised import groups, tile_schedule
+from fusion.codegen.triton.forms.warp_groups import groups
+from fusion.codegen.triton.forms.warp_groups.groups import KernelSignature
+from fusion.codegen.triton.forms.warp_specialised import tile_schedule
 from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, WarpSpecialisedChain, chain_of
 from fusion.codegen.triton.forms.warp_specialised.compute import Compute
+from fusion.codegen.triton.forms.warp_specialised.config import GROUP_ROWS, WarpSpecialisedConfig
 from fusion.codegen.triton.forms.warp_specialised.fetch import fetch
-from fusion.codegen.triton.forms.warp_specialised.functions import Function
-from fusion.codegen.triton.forms.warp_specialised.groups import KernelSignature, WarpSpecialisedConfig, in_gluon
 from fusion.codegen.triton.forms.warp_specialised.program import WarpSpecialisedProgram
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.ir.kernel import Role
@@ -79,7 +80,7 @@ class WarpSpecialised(Form):
     def _config(self, count: int, together: int) -> Config:
         wide, dims = _wide(self.blocked), self.blocked.dims
         held = {dim.name: power_of_two(extent(dim.size)) for dim in dims if dim.role is Role.WHOLE}
-        blocks = {"m": count * groups.GROUP_ROWS, "n": STEP[max(held.values())], **held}
+        blocks = {"m": count * GROUP_ROWS, "n": STEP[max(held.values())], **held}
         return WarpSpecialisedConfig(
             tuple(blocks.items()),
             num_warps=4,
@@ -114,19 +115,10 @@ class WarpSpecialised(Form):
         def values() -> Values:
             return writer.values(layout, Identifiers([*names, *prelude.FUNCTIONS]))
 
-        def written(function: Function) -> Code:
-            typed = (f"{each}: tl.constexpr" if each in function.constants else each for each in function.takes)
-            head = [
-                f"def {kernel.name}_{function.suffix}(",
-                *(f"{INDENT}{each}," for each in typed),
-                "):",
-            ]
-            return function_of(head, in_gluon(function.lines), "gluon.jit")
-
         launched = signature(kernel, kernel.name, {}, constants)
         return [
-            *map(written, fetch(program, values())),
-            *map(written, Compute(program).functions(values())),
+            *(each.text(kernel.name) for each in fetch(program, values())),
+            *(each.text(kernel.name) for each in Compute(program).functions(values())),
             launched_function(launched, program.launched(values()), writer.device, "gluon.jit"),
         ]
 
@@ -144,7 +136,7 @@ def _counts(blocked: Blocked) -> tuple[int, ...]:
         return (2,)
     rows = next(extent(dim.size) for dim in blocked.grid() if dim.name == "m")
     speed = speeds(blocked.device).warp_groups
-    full = {count: rows / (-(-rows // (count * groups.GROUP_ROWS)) * count * groups.GROUP_ROWS) for count in speed}
+    full = {count: rows / (-(-rows // (count * GROUP_ROWS)) * count * GROUP_ROWS) for count in speed}
     return tuple(sorted(speed, key=lambda count: -full[count] * speed[count]))
 
 

@@ -33,10 +33,10 @@ from fusion.codegen.triton.expressions.indices import expand
 from fusion.codegen.triton.expressions.scalar_code import cast
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.forms.warp_groups.functions import Function
+from fusion.codegen.triton.forms.warp_groups.groups import GROUP
 from fusion.codegen.triton.forms.warp_specialised import boxes
 from fusion.codegen.triton.forms.warp_specialised.chain import factor_of
-from fusion.codegen.triton.forms.warp_specialised.functions import Function
-from fusion.codegen.triton.forms.warp_specialised.groups import GROUP
 from fusion.codegen.triton.forms.warp_specialised.order import Order, order_of
 from fusion.codegen.triton.forms.warp_specialised.program import (
     ADVANCE,

@@ -9,8 +9,8 @@ from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions.code import PRODUCT, Code, Operand, compose, listed
 from fusion.codegen.triton.expressions.prelude import LOAD
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.forms.warp_groups.functions import Function
 from fusion.codegen.triton.forms.warp_specialised import boxes
-from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.order import order_of
 from fusion.codegen.triton.forms.warp_specialised.program import ADVANCE, RING, WarpSpecialisedProgram
 from fusion.codegen.triton.forms.warp_specialised.tile_schedule import open_tile_loop

@@ -13,11 +13,13 @@ from fusion.codegen.triton.expressions.code import Code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.forms.warp_specialised import boxes, groups
+from fusion.codegen.triton.forms.warp_groups import groups
+from fusion.codegen.triton.forms.warp_groups.functions import Function, split_off
+from fusion.codegen.triton.forms.warp_groups.groups import GROUP, KernelSignature
+from fusion.codegen.triton.forms.warp_specialised import boxes
 from fusion.codegen.triton.forms.warp_specialised.boxes import DescriptorBox
 from fusion.codegen.triton.forms.warp_specialised.chain import WarpSpecialisedChain
-from fusion.codegen.triton.forms.warp_specialised.functions import Function, split_off
-from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, KernelSignature, groups_of
+from fusion.codegen.triton.forms.warp_specialised.config import groups_of, shape
 from fusion.codegen.triton.forms.warp_specialised.order import Order
 from fusion.codegen.triton.forms.warp_specialised.tile_schedule import TileLoop
 
@@ -99,7 +101,7 @@ class WarpSpecialisedProgram:
 
     def shape(self, box: DescriptorBox) -> list[Code]:
         """Return the shape of a block for one group."""
-        return groups.shape(self.layout, box.dims, self.plan.m)
+        return shape(self.layout, box.dims, self.plan.m)
 
     def slot(self, ring: str, number: str) -> Code:
         """Return one slot of a ring as a matrix."""

@@ -17,7 +17,7 @@ from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent
 from fusion.codegen.triton.expressions.code import PRODUCT, SUM, Code, compose, listed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.forms.warp_specialised.functions import Mark
+from fusion.codegen.triton.forms.warp_groups.functions import Mark
 from fusion.codegen.triton.products.block_order import assign_block
 
 

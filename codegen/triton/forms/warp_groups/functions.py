@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from fusion.codegen.triton.expressions.code import Code, compose, listed, names_in
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.file import INDENT, function_of
+from fusion.codegen.triton.forms.warp_groups.groups import in_gluon
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class Function:
     takes: Sequence[str]
     lines: Sequence[Code]
     constants: Sequence[str]
+
+    def text(self, kernel: str) -> Code:
+        """Return its source, as a function of the kernel of this name."""
+        typed = (f"{each}: tl.constexpr" if each in self.constants else each for each in self.takes)
+        head = [f"def {kernel}_{self.suffix}(", *(f"{INDENT}{each}," for each in typed), "):"]
+        return function_of(head, in_gluon(self.lines), "gluon.jit")
 
 
 @dataclass(frozen=True, slots=True)

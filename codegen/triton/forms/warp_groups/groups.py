@@ -1,16 +1,14 @@
-"""Emits the frame of warp-specialised programs of sm_90: one warp loads, two or three groups of four warps compute.
+"""Emits the frame of programs of sm_90 in which one warp loads, and two or three groups of four warps compute.
 
 Input: the matrices that such a program transfers; output: the lines that such programs have in common.  They are Gluon,
 the language below Triton in which a program assigns work to its warps, and decides when a product starts and where it
 is awaited.  Triton's own functions mean the same there, except functions that create tiles (`in_gluon`): these have a
 layout, which the compiler infers from the sums they are combined with.
 
-Descriptors are created once for all blocks of a program (`boxes`).
-
 Barriers.  Loaded blocks are in rings of slots.  A slot has two barriers: `filled` completes when the bytes have
-arrived, `emptied` when each group has signalled that its products with it have ended.  A barrier's phase flips each
-time it completes; a waiter keeps the phase it waits for, and flips it when its slot comes round again.  The loading
-warp starts with the phase before the first, which counts as completed, because slots start empty.
+arrived, `emptied` when each group that reads it has signalled that its products with it have ended.  A barrier's phase
+flips each time it completes; a waiter keeps the phase it waits for, and flips it when its slot comes round again.  The
+loading warp starts with the phase before the first, which counts as completed, because slots start empty.
 """
 
 from __future__ import annotations
@@ -21,41 +19,16 @@ from typing import Protocol
 
 import triton
 
-from fusion.codegen.triton.blocks import Config, Dim
 from fusion.codegen.triton.devices import Device, Feature
-from fusion.codegen.triton.expressions.code import PRODUCT, Code, as_code, compose, listed
-from fusion.codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.expressions.code import Code, listed
 from fusion.codegen.triton.expressions.values import Values
 
 GROUP = "group"
-GROUP_ROWS = 64
-"""Rows of a block that one group computes."""
+"""The number of a group, as a name."""
 
 _FETCH_REGISTERS = 24
 _REGISTERS = {2: (168, 240), 3: (128, 160)}
 """For a number of groups, registers per thread of each warp: at the start, and of the warps of groups afterwards."""
-
-
-@dataclass(frozen=True, slots=True)
-class WarpSpecialisedConfig(Config):
-    """A configuration of a warp-specialised chained product.
-
-    Attributes:
-        groups: groups of four warps that compute; one more warp loads.
-    """
-
-    groups: int = 2
-
-    def parameters(self) -> list[str]:
-        """Describe the parameters that only this form has, one string each."""
-        return ["persistent", f"{self.groups} groups"]
-
-
-def groups_of(config: Config) -> int:
-    """Return the number of groups of four warps that compute."""
-    assert isinstance(config, WarpSpecialisedConfig)
-    return config.groups
-
 
 _TILE_CONSTRUCTORS = {"tl.arange(": "gl.arange(", "tl.full(": "gl.full("}
 
@@ -91,7 +64,7 @@ class KernelSignature:
 
 
 class Functions(Protocol):
-    """Describes a warp-specialised program: a load function, a compute function, and the kernel that starts both."""
+    """Describes such a program: a load function, a compute function, and the kernel that starts both."""
 
     @property
     def fetch_takes(self) -> list[str]:
@@ -124,12 +97,3 @@ def start(values: Values, name: str, program: Functions, count: int) -> None:
     values.line(f"    {[*[4] * workers, 1]},")
     values.line(f"    {[*[_REGISTERS[count][1]] * workers, _FETCH_REGISTERS]},")
     values.line(")")
-
-
-def shape(layout: Layout, dims: Sequence[Dim], parted: Dim) -> list[Code]:
-    """Return the shape of a block over `dims`, of which one is divided between the groups."""
-    count = groups_of(layout.config)
-    return [
-        compose("{} // {}", dim.constant, count, binds=PRODUCT) if dim is parted else as_code(dim.constant)
-        for dim in dims
-    ]
