@@ -144,7 +144,8 @@ def _imports(needs_torch: bool, reads: Sequence[str], *, hosted: bool) -> str:
     if WAIT in reads:
         lines.append(f"from triton.language.extra.cuda import {WAIT}")
     if hosted:
-        lines.append("from triton.tools.tensor_descriptor import TensorDescriptor")
+        module = "triton.experimental.gluon.nvidia.hopper" if "gluon.jit" in reads else "triton.tools.tensor_descriptor"
+        lines.append(f"from {module} import TensorDescriptor")
     return "\n".join(lines)
 
 
@@ -202,7 +203,8 @@ def _descriptors(launch: Launch) -> list[str]:
     lines = [f"def descriptors({takes}):", f'{INDENT}"""Of the tensors and sizes of the signature, in its order."""']
     lines += [f"{INDENT}{blocks} = {listed}", f"{INDENT}return ("]
     for matrix in launch.hosted.values():
-        lines.append(f"{INDENT * 2}TensorDescriptor({matrix.param}, {matrix.shape}, {matrix.strides}, {matrix.block}),")
+        parts = [matrix.param, matrix.shape, matrix.strides, matrix.block, *([matrix.layout] if matrix.layout else [])]
+        lines.append(f"{INDENT * 2}TensorDescriptor({', '.join(parts)}),")
     return ["\n".join([*lines, f"{INDENT})"])]
 
 

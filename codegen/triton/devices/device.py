@@ -118,6 +118,8 @@ class PersistentSpeeds:
         streamed: the library's speed with a cached result, relative to its speed with a streamed one.
         costs: the additions of an epilogue that take as long as an operation, where that is not `ScalarOp.cost`.
         free: the additions for each result that its store hides.
+        alternating: the block of products whose groups of warps take turns; None where there are no such groups.
+        last: time of the last epilogue of such a program, which nothing hides, in elements of the sum.
     """
 
     shapes: tuple[PersistentShape, ...]
@@ -127,6 +129,8 @@ class PersistentSpeeds:
     streamed: float
     costs: Mapping[ScalarName, int] = field(hash=False)
     free: int
+    alternating: PersistentShape | None = None
+    last: int = 0
 
     def cost(self, name: ScalarName) -> int:
         """Return the cost of an operation of an epilogue, in additions."""

@@ -24,12 +24,16 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A tensor descriptor that the host creates, in text: of a parameter, with sizes, strides and the block's size."""
+    """A tensor descriptor that the host creates, in text: of a parameter, with sizes, strides and the block's size.
+
+    `layout`: the layout of a block in shared memory, for programs in Gluon.
+    """
 
     param: str
     shape: str
     strides: str
     block: str
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)

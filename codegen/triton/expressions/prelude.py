@@ -84,6 +84,38 @@ def _begin_product(left, right, over_first: tl.constexpr, layout: tl.constexpr):
     zeros = gl.full([left.shape[0], right.shape[1]], 0.0, gl.float32, layout)
     return hopper.warpgroup_mma(left, right, zeros, use_acc=False, is_async=True)
 """,
+    "_multiply_in_turn": """
+def _multiply_in_turn(
+    left, right, filled, emptied, turns, group, turn, first, steps,
+    left_turned: tl.constexpr, right_turned: tl.constexpr, depth: tl.constexpr, layout: tl.constexpr,
+):
+    # Block `first` of the ring and those that follow it; the other group's turn comes when the last product has begun.
+    hopper.mbarrier.wait(turns.index(group), turn)
+    slot, phase = first % depth, first // depth % 2
+    hopper.mbarrier.wait(filled.index(slot), phase)
+    started = _begin_product(_slot(left, slot, left_turned), _slot(right, slot, right_turned), True, layout)
+    sums = hopper.warpgroup_mma_wait(1, deps=(started,))
+    for _ in range(1, steps):
+        behind = slot
+        slot, phase = _next_slot(slot, phase, depth)
+        hopper.mbarrier.wait(filled.index(slot), phase)
+        begun = hopper.warpgroup_mma(
+            _slot(left, slot, left_turned), _slot(right, slot, right_turned), sums, is_async=True
+        )
+        sums = hopper.warpgroup_mma_wait(1, deps=(begun,))
+        hopper.mbarrier.arrive(emptied.index(behind), count=1)
+    hopper.mbarrier.arrive(turns.index(1 - group), count=1)
+    sums = hopper.warpgroup_mma_wait(0, deps=(sums,))
+    hopper.mbarrier.arrive(emptied.index(slot), count=1)
+    return sums
+""",
+    "_slot": """
+def _slot(ring, slot, turned: tl.constexpr):
+    block = ring.index(slot)
+    if turned:
+        block = block.permute((1, 0))
+    return block
+""",
     "_send": f"""
 def _send(matrix, staged, corner, value):
     # What left from here before has been read.
@@ -376,6 +408,7 @@ READS: dict[str, tuple[str, ...]] = {
     "_float_floordiv": ("libdevice.fmod", "_divide"),
     "_float_remainder": ("libdevice.fmod",),
     "_quick_erfc": ("libdevice.fast_dividef",),
+    "_multiply_in_turn": ("_begin_product", "_slot", "_next_slot"),
 }
 """The functions that a function calls, of this table and of libraries that a file imports for them."""
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.forms import limits
+from fusion.codegen.triton.forms.alternating_product import AlternatingProduct
 from fusion.codegen.triton.forms.chained import Chained
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.maps import Maps
@@ -34,6 +35,7 @@ SINGLE_KERNEL: tuple[type[Form], ...] = (
     WarpSpecialised,
     Chained,
     Skinny,
+    AlternatingProduct,
     PersistentProduct,
     PointerProduct,
 )

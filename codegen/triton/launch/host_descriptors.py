@@ -39,7 +39,15 @@ def types(kernel: Kernel, module: ModuleType) -> list[str]:
     if not hasattr(module, "descriptors"):
         return []
     descriptors = descriptors_of(kernel, module, [0] * len(kernel.params) + [1] * len(kernel.sizes))
-    return [f"tensordesc<{POINTERS[each.base.dtype][1:]}{list(each.block_shape)}>" for each in descriptors]
+    return [
+        f"tensordesc<{POINTERS[each.base.dtype][1:]}{list(each.block_shape)}{_layout(each)}>" for each in descriptors
+    ]
+
+
+def _layout(descriptor: Any) -> str:
+    """Return the layout of a block in shared memory, which descriptors have in Gluon."""
+    layout = getattr(descriptor, "layout", None)
+    return "" if layout is None else f",{layout!r}"
 
 
 def descriptors_of(kernel: Kernel, module: ModuleType, args: Sequence[int]) -> tuple[Any, ...]:

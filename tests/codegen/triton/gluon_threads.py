@@ -98,17 +98,25 @@ class Place:
 
 
 class Product:
-    """A product that has been started."""
+    """A product that has been started; `sums`, to which it is added, may still be on their way."""
 
-    def __init__(self, left: Any, right: Shared, sums: torch.Tensor) -> None:
+    def __init__(self, left: Any, right: Shared, sums: torch.Tensor | Running) -> None:
         self.left, self.right, self.sums = left, right, sums
         self.result: torch.Tensor | None = None
 
     def end(self) -> torch.Tensor:
         if self.result is None:
             left = self.left.data if isinstance(self.left, Shared) else self.left
-            self.result = left.float() @ self.right.data.float() + self.sums
+            sums = self.sums.product.end() if isinstance(self.sums, Running) else self.sums
+            self.result = left.float() @ self.right.data.float() + sums
         return self.result
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The sums of a product that may be running: only another product of the same thread may add to them."""
+
+    product: Product
 
 
 class _Thread(threading.local):
@@ -124,18 +132,43 @@ _OWN = _Thread()
 def _wait(outstanding: int, deps: Sequence[Any]) -> Any:
     while len(_OWN.begun) > outstanding:
         _OWN.begun.pop(0).end()
-    for dep in deps:
-        assert not isinstance(dep, Product) or dep.result is not None, "read before it has been waited for"
-    result = tuple(dep.result if isinstance(dep, Product) else dep for dep in deps)
+    result = tuple(map(_awaited, deps))
     return result[0] if len(result) == 1 else result
 
 
-def _begin(left: Any, right: Shared, sums: torch.Tensor, *, use_acc: bool = True, is_async: bool = False) -> Product:
-    assert is_async
-    assert isinstance(sums, torch.Tensor), "added to before it has been waited for"
-    product = Product(left, right, sums if use_acc else torch.zeros_like(sums))
+def _awaited(dep: Any) -> Any:
+    product = dep.product if isinstance(dep, Running) else dep
+    if not isinstance(product, Product):
+        return dep
+    return Running(product) if product.result is None else product.result
+
+
+def _begin(
+    left: Any, right: Shared, sums: torch.Tensor | Running, *, use_acc: bool = True, is_async: bool = False
+) -> Product:
+    assert is_async and (use_acc or isinstance(sums, torch.Tensor))
+    assert isinstance(sums, torch.Tensor | Running), "added to before it has been waited for"
+    product = Product(left, right, sums if use_acc else torch.zeros(left.shape[0], right.shape[1]))
     _OWN.begun.append(product)
     return product
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """A place in a tensor, or a tile of places."""
+
+    flat: torch.Tensor
+    at: Any = 0
+
+    def __add__(self, step: Any) -> _Pointer:
+        return _Pointer(self.flat, self.at + step)
+
+
+def _load(pointer: _Pointer, mask: Any = None, other: float = 0.0) -> torch.Tensor:
+    at = torch.as_tensor(pointer.at)
+    mask = torch.ones(at.shape, dtype=torch.bool) if mask is None else mask
+    found = pointer.flat[torch.where(mask, at, 0)]
+    return torch.where(mask, found, torch.full_like(found, other))
 
 
 class _Matrix:
@@ -143,6 +176,7 @@ class _Matrix:
 
     def __init__(self, flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]) -> None:
         assert strides[-1] == 1 and len(shape) == len(strides) == len(block) <= 5
+        self.layout = None
         self.shape, self.strides, self.flat, self.block = shape, strides, flat, tuple(block)
 
     def at(self, corner: Sequence[int]) -> torch.Tensor:
@@ -238,6 +272,7 @@ def _triton_language(program: list[int], programs: int) -> SimpleNamespace:
         swizzle2d=_swizzle2d,
         where=_where,
         cast=lambda x, dtype: x,
+        load=_load,
         maximum=_most(torch.maximum, max),
         minimum=_most(torch.minimum, min),
         exp2=torch.exp2,
@@ -249,6 +284,8 @@ def _triton_language(program: list[int], programs: int) -> SimpleNamespace:
 def _gluon_language() -> SimpleNamespace:
     return SimpleNamespace(
         float32=torch.float32,
+        float16=torch.float16,
+        bfloat16=torch.bfloat16,
         int64=torch.int64,
         arange=torch.arange,
         full=lambda shape, number, dtype, layout=None: torch.full(shape, number, dtype=dtype),
@@ -279,7 +316,9 @@ def _hopper() -> SimpleNamespace:
             arrive=lambda barrier, count: barrier().take(messages=count),
         ),
         tma=SimpleNamespace(
-            make_tensor_descriptor=lambda flat, shape, strides, block, layout: _Matrix(flat, shape, strides, block),
+            make_tensor_descriptor=lambda place, shape, strides, block, layout: _Matrix(
+                place.flat[place.at :], shape, strides, block
+            ),
             store_wait=lambda pending: None,
             **{LOAD.rpartition(".")[2]: _fetch, STORE.rpartition(".")[2]: _leave},
         ),
@@ -293,10 +332,13 @@ def run(kernel: Kernel, source: str, args: Sequence[torch.Tensor], programs: int
     names: dict[str, Any] = {"triton": decorated, "gluon": decorated, "torch": torch}
     text = "\n".join(line for line in source.splitlines() if not line.startswith(("import ", "from ")))
     names |= _namespace(program, programs)
+    names["TensorDescriptor"] = lambda base, shape, strides, block, layout: _Matrix(base, shape, strides, block)
     exec(text, names)
     (count,) = names["grid"](*sizes, processors=programs)
     assert count == programs, "a program for every multiprocessor"
     constants = {name: size for name, size in names["CONFIG"].items() if name.isupper()}
     for number in range(count):
         program[0] = number
-        names[kernel.name](*(arg.view(-1) for arg in args), *sizes, **constants)
+        flat = [arg.view(-1) for arg in args]
+        described = names["descriptors"](*flat, *sizes) if "descriptors" in names else ()
+        names[kernel.name](*map(_Pointer, flat), *sizes, *described, **constants)

@@ -37,21 +37,26 @@ def over_blocks(values: Values, number: Code, blocks: Code) -> Code:
 
 def _open(values: Values) -> Code:
     """Add the descriptors, open the loop over blocks and compute the start of each; return the header of that loop."""
-    blocked = values.layout.blocked
     _describe_all(values)
+    blocks = count_blocks(values)
+    number = values.open("block")
+    assign_block(values, number)
+    for dim in values.layout.blocked.dims:
+        if dim.name == "b":
+            values.starts[dim] = values.name("batch", Tile(values.starts[dim], depth=values.depth)).code
+    return over_blocks(values, number, blocks)
+
+
+def count_blocks(values: Values) -> Code:
+    """Add the line that counts the blocks of the result; return their number."""
+    blocked = values.layout.blocked
     counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in blocked.dims if dim.name == "b"]
     counts += [
         compose("tl.cdiv({}, {})", values.index_tile(dim.size).code, dim.constant)
         for dim in map(blocked.named, ("m", "n"))
     ]
     total = as_int32(listed(counts, " * ", PRODUCT), known=all(dim.size.is_Integer for dim in blocked.grid()))
-    blocks = values.name("blocks", Tile(total)).code
-    number = values.open("block")
-    assign_block(values, number)
-    for dim in blocked.dims:
-        if dim.name == "b":
-            values.starts[dim] = values.name("batch", Tile(values.starts[dim], depth=values.depth)).code
-    return over_blocks(values, number, blocks)
+    return values.name("blocks", Tile(total)).code
 
 
 def _describe_all(values: Values) -> None:

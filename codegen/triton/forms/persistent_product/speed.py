@@ -94,18 +94,26 @@ def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[Persisten
 
 
 def _used(parts: Sequence[Blocked], form: PersistentConfig) -> float:
+    """Return `filled` for the blocks of one configuration."""
+    return filled([(part, divided(form, len(part.dots))) for part in parts], form.per_processor)
+
+
+def filled(divisions: Sequence[tuple[Blocked, Config]], each: int) -> float:
     """Return the share of the device's multiplications that contribute to results.
 
     The last round of blocks leaves some multiprocessors idle, and blocks reach beyond the last row and column.
+
+    Args:
+        divisions: the products of a launch, each with its blocks.
+        each: programs per multiprocessor.
     """
-    divisions = [(part, divided(form, len(part.dots))) for part in parts]
     blocks = sum(programs(part, config, dict(part.kernel.traced)) for part, config in divisions)
-    count = parts[0].device.multiprocessors
+    count = divisions[0][0].device.multiprocessors
     if blocks < count:  # few rows when traced: calls with more rows take longer, and decide
         blocks = sum(programs(part, config) for part, config in divisions)
     columns = [(_columns(part), config.block("n")) for part, config in divisions]
-    filled = sum(count for count, _ in columns) / max(1, sum(-(-count // width) * width for count, width in columns))
-    return filled * full_rounds(blocks, count * form.per_processor)
+    inside = sum(count for count, _ in columns) / max(1, sum(-(-count // width) * width for count, width in columns))
+    return inside * full_rounds(blocks, count * each)
 
 
 def _columns(blocked: Blocked) -> int:

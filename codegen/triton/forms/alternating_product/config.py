@@ -1,0 +1,36 @@
+"""Defines the configuration of alternating products, and computes the shared memory of their results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusion.codegen.triton.blocks import Blocked, Config
+from fusion.codegen.triton.devices import speeds
+from fusion.codegen.triton.forms.warp_groups import groups
+from fusion.lowering.ir.kernel import Store
+
+GROUPS = 2
+"""The groups of warps that compute; one more warp loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlternatingConfig(Config):
+    """A configuration of an alternating product."""
+
+    def parameters(self) -> list[str]:
+        """Describe the parameters that only this form has, one string each."""
+        return ["persistent", f"{GROUPS} groups in turn"]
+
+
+def default(blocked: Blocked) -> AlternatingConfig:
+    """Return the configuration of the device."""
+    shape = speeds(blocked.device).persistent.alternating
+    assert shape is not None, "called for a device without groups of warps"
+    blocks = (("m", shape.m), ("k", shape.k), ("n", shape.n))
+    return AlternatingConfig(blocks, shape.warps, shape.stages, registers=groups.registers(GROUPS))
+
+
+def staged(blocked: Blocked, config: Config) -> int:
+    """Return the bytes of the blocks of both groups that leave through shared memory."""
+    width = max(stmt.value.dtype.itemsize for stmt in blocked.body if isinstance(stmt, Store))
+    return GROUPS * config.block("m") * config.block("n") * width

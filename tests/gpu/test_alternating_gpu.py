@@ -1,0 +1,55 @@
+"""Products whose groups of warps take turns, on a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.forms.alternating_product import AlternatingConfig
+from fusion.lowering.ir.kernel import Kernel
+from tests.codegen.kernels.making import BF16, F16, expected, tensors
+from tests.codegen.triton.test_alternating import linear
+from tests.gpu.launched import build, check
+
+pytestmark = pytest.mark.gpu
+
+EXAMPLES = {
+    "full blocks": linear(4096, 1024, 768),
+    "half": linear(4096, 1024, 768, F16),
+    "one step": linear(4096, 1024, 64),
+    "as many steps as slots": linear(4096, 1024, 320),
+    "odd sides": linear(3333, 1096, 1000, both=True),
+    "few blocks": linear(256, 256, 512),
+    "left columns": linear(2048, 1096, 520, turned=(True, False)),
+    "right columns": linear(2050, 1096, 520, turned=(False, True)),
+    "both columns": linear(2048, 1096, 520, F16, turned=(True, True)),
+}
+
+
+def in_turn(kernel: Kernel) -> AlternatingConfig:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("has no groups of warps")
+    return next(each for each in TritonTarget().configs(kernel) if isinstance(each, AlternatingConfig))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_in_turn(name: str) -> None:
+    check(EXAMPLES[name], in_turn(EXAMPLES[name]))
+
+
+def test_every_launch_gives_the_same() -> None:
+    """A slot that is released too early would show in some of them."""
+    kernel = linear(8192, 2048, 448, BF16)
+    args = [arg.cuda() for arg in tensors(kernel)]
+    launch = build(kernel, in_turn(kernel))
+    launch(*args)
+    want = expected(kernel, [arg.cpu() for arg in args])[-1]
+    first = args[-1].clone()
+    torch.testing.assert_close(first.cpu(), want, rtol=1.6e-2, atol=1.6e-2)
+    for _ in range(200):
+        args[-1].fill_(float("nan"))
+        launch(*args)
+        assert torch.equal(args[-1], first)
