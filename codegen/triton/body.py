@@ -70,6 +70,10 @@ class Body:
         """Add the lines of all statements except the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if not isinstance(stmt, Store)])
 
+    def store(self, stmt: Store) -> None:
+        """Add the lines of one of the stores at the end."""
+        self._store(stmt)
+
     def stores(self) -> None:
         """Add the lines of the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])

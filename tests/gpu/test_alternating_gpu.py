@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.forms.alternating_product import AlternatingConfig
 from fusion.lowering.ir.kernel import Kernel
-from tests.codegen.kernels.making import BF16, F16, expected, tensors
-from tests.codegen.triton.test_alternating import linear
+from tests.codegen.kernels.making import BF16, F16, F32, assert_same, expected, tensors
+from tests.codegen.triton.test_alternating import linear, projections
 from tests.gpu.launched import build, check
 
 pytestmark = pytest.mark.gpu
@@ -23,6 +23,12 @@ EXAMPLES = {
     "as many steps as slots": linear(4096, 1024, 320),
     "odd sides": linear(3333, 1096, 1000, both=True),
     "few blocks": linear(256, 256, 512),
+    "a tile is loaded": linear(4096, 1024, 768, tile=True),
+    "a tile with odd rows is loaded": linear(4000, 1001, 768, both=True, tile=True),
+    "rows of even length": linear(4096, 1002, 768),
+    "rows of odd length": linear(4096, 1001, 768),
+    "a wide result": linear(4096, 1024, 768, results=F32),
+    "a wide result of odd sides": linear(4001, 1032, 768, results=F32),
     "left columns": linear(2048, 1096, 520, turned=(True, False)),
     "right columns": linear(2050, 1096, 520, turned=(False, True)),
     "both columns": linear(2048, 1096, 520, F16, turned=(True, True)),
@@ -53,3 +59,15 @@ def test_every_launch_gives_the_same() -> None:
         args[-1].fill_(float("nan"))
         launch(*args)
         assert torch.equal(args[-1], first)
+
+
+@pytest.mark.parametrize("columns", [(768, 768, 768), (2048, 512, 512), (520, 520)], ids=str)
+def test_products_of_the_same_rows(columns: tuple[int, ...]) -> None:
+    kernel = projections(4096, 768, *columns)
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    got = [tensor.cuda() for tensor in given]
+    source = TritonTarget().emit(kernel)
+    assert "_multiply_in_turn" in source or torch.cuda.get_device_capability() != (9, 0)
+    TritonTarget().build(kernel, source)(*got)
+    assert_same(kernel, [tensor.cpu() for tensor in got], want, 4.0)

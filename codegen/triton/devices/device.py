@@ -90,6 +90,7 @@ class PersistentShape:
         end: time of the epilogue of a block, in elements of the sum that take as long.
         slope: the same for one operation on each result.
         loading: the same for tiles loaded by the epilogue.
+        further: the same for 16 bits of results in addition to the first 16.
     """
 
     m: int
@@ -104,6 +105,7 @@ class PersistentShape:
     end: int = 137
     slope: float = 12.0
     loading: int = 740
+    further: int = 180
     k: int = 64
 
 
@@ -119,7 +121,6 @@ class PersistentSpeeds:
         costs: the additions of an epilogue that take as long as an operation, where that is not `ScalarOp.cost`.
         free: the additions for each result that its store hides.
         alternating: the block of products whose groups of warps take turns; None where there are no such groups.
-        last: time of the last epilogue of such a program, which nothing hides, in elements of the sum.
     """
 
     shapes: tuple[PersistentShape, ...]
@@ -130,7 +131,6 @@ class PersistentSpeeds:
     costs: Mapping[ScalarName, int] = field(hash=False)
     free: int
     alternating: PersistentShape | None = None
-    last: int = 0
 
     def cost(self, name: ScalarName) -> int:
         """Return the cost of an operation of an epilogue, in additions."""

@@ -122,8 +122,7 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
     streamed=1.096,
     costs=_EPILOGUE,
     free=3,
-    alternating=PersistentShape(128, 128, 4, 5, 1.03, 0.0, end=140, slope=4.0),
-    last=200,
+    alternating=PersistentShape(128, 128, 4, 7, 1.035, 0.0, end=234, slope=3.4, further=75),
 )
 
 # (measured: docs/performance.md, `_MISALIGNED_ROWS`)

@@ -12,14 +12,18 @@ import sympy
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions.code import ATOM, SUM, Code, as_code, compose, listed
-from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.points import Points
-from fusion.codegen.triton.expressions.scopes import Tile, Transfer
+from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.lowering.ir.expr import Expr
 
 
 class Pointers(Points):
     """Emits addresses as lines of a kernel."""
+
+    def __init__(self, layout: Layout, names: Identifiers) -> None:
+        super().__init__(layout, names)
+        self.chosen: dict[str, str] = {}  # parameter → the pointer that a branch has chosen in its place
 
     @abstractmethod
     def value(self, root: Expr) -> Tile:
@@ -27,7 +31,7 @@ class Pointers(Points):
 
     def pointer_name(self, param: str) -> str:
         """Return the name of the pointer to a parameter."""
-        return f"{param}_ptr"
+        return self.chosen.get(param, f"{param}_ptr")
 
     def pointer(self, param: str, offset: sympy.Expr | Expr) -> Tile:
         """Return the addresses `param + offset`; loop-invariant terms are added before the loop."""

@@ -13,6 +13,7 @@
 | `warp_specialised`  | attention with one warp that loads and groups of warps that compute (sm_90) |
 | `chained`           | products whose rows or columns are folded or contracted again               |
 | `skinny`            | products with few columns, on the matrix units                              |
+| `alternating_product`| products whose two groups of warps take blocks in turn (sm_90)              |
 | `persistent_product`| products through tensor memory, in persistent programs (sm_90 and later)    |
 | `pointer_product`   | any other product                                                           |
 
@@ -26,10 +27,10 @@ from fusion.codegen.triton.blocks import Config
 from fusion.codegen.triton.forms import single_kernel
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.last_block import LastBlock
-from fusion.codegen.triton.forms.side_by_side import JoinedProducts, SideBySide
+from fusion.codegen.triton.forms.side_by_side import JoinedAlternatingProducts, JoinedProducts, SideBySide
 from fusion.codegen.triton.forms.single_kernel import SINGLE_KERNEL
 
-SEVERAL: tuple[type[Form], ...] = (JoinedProducts, SideBySide, LastBlock)
+SEVERAL: tuple[type[Form], ...] = (JoinedAlternatingProducts, JoinedProducts, SideBySide, LastBlock)
 """The forms of launches of several kernels."""
 
 FORMS: tuple[type[Form], ...] = (*SEVERAL, *SINGLE_KERNEL)

@@ -70,6 +70,9 @@ class Shared:
     def store(self, value: torch.Tensor) -> None:
         self.data.copy_(value)
 
+    def load(self, layout: object) -> torch.Tensor:
+        return self.data.clone()
+
 
 class Barriers:
     """A number of barriers, which `init` creates."""
@@ -169,6 +172,12 @@ def _load(pointer: _Pointer, mask: Any = None, other: float = 0.0) -> torch.Tens
     mask = torch.ones(at.shape, dtype=torch.bool) if mask is None else mask
     found = pointer.flat[torch.where(mask, at, 0)]
     return torch.where(mask, found, torch.full_like(found, other))
+
+
+def _store(pointer: _Pointer, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+    mask = torch.ones((), dtype=torch.bool) if mask is None else mask
+    at, value, mask = torch.broadcast_tensors(pointer.at, value, mask)
+    pointer.flat[at[mask]] = value[mask]
 
 
 class _Matrix:
@@ -273,6 +282,7 @@ def _triton_language(program: list[int], programs: int) -> SimpleNamespace:
         where=_where,
         cast=lambda x, dtype: x,
         load=_load,
+        store=_store,
         maximum=_most(torch.maximum, max),
         minimum=_most(torch.minimum, min),
         exp2=torch.exp2,
@@ -298,6 +308,7 @@ def _gluon_language() -> SimpleNamespace:
         NVMMASharedLayout=SimpleNamespace(get_default_for=lambda block, dtype: None),
         NVMMADistributedLayout=lambda *parts: None,
         SliceLayout=lambda *parts: None,
+        BlockedLayout=lambda *parts: None,
         DotOperandLayout=lambda *parts: None,
         warp_specialize=_run_together,
     )

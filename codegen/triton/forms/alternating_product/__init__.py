@@ -49,7 +49,9 @@ class AlternatingProduct(Form):
         short = [dim for dim in self.blocked.grid() if extent(dim.size) < config.block(dim.name)]
         if short:
             return f"a side is shorter than {config.block(short[0].name)}"
-        return "" if speed.is_fastest(self.blocked) else "groups in turn are slower on these few blocks"
+        if not speed.hides_epilogues([self.blocked]):
+            return "there are blocks for one group only"
+        return "" if speed.is_fastest([self.blocked]) else "one group is faster on these blocks"
 
     def configs(self) -> tuple[Config, ...]:
         """Return the only configuration."""
@@ -57,12 +59,12 @@ class AlternatingProduct(Form):
 
     def relative_time(self, config: Config) -> float:
         """Return the predicted time relative to the library's."""
-        return 1.0 / speed.of_groups(self.blocked)
+        return 1.0 / speed.of_groups([self.blocked])
 
     def efficiency(self) -> float:
         """Return the share of the library's speed."""
         busy = efficiency.occupied(self.blocked, self.task.numerics, default(self.blocked))
-        return speed.reached(self.blocked) * busy
+        return speed.reached([self.blocked]) * busy
 
     def fit(self, config: Config) -> Config | None:
         """Return a configuration with as many stages as fit next to the blocks that leave."""
@@ -78,7 +80,7 @@ class AlternatingProduct(Form):
 
     def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
         """Return the functions of the loading warp and of a group, and the kernel that starts them."""
-        return functions(layout, writer, hosted)
+        return functions(self.task.kernel, [layout], writer, hosted)
 
     def per_multiprocessor(self, config: Config) -> int:
         """Return 1: the groups of a program fill the multiprocessor."""

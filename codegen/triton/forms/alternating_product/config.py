@@ -12,6 +12,9 @@ from fusion.lowering.ir.kernel import Store
 GROUPS = 2
 """The groups of warps that compute; one more warp loads."""
 
+HALF = 2
+"""Bytes of an element of a result that leaves through shared memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class AlternatingConfig(Config):
@@ -32,5 +35,14 @@ def default(blocked: Blocked) -> AlternatingConfig:
 
 def staged(blocked: Blocked, config: Config) -> int:
     """Return the bytes of the blocks of both groups that leave through shared memory."""
-    width = max(stmt.value.dtype.itemsize for stmt in blocked.body if isinstance(stmt, Store))
+    width = max((stmt.value.dtype.itemsize for stmt in leaving(blocked)), default=0)
     return GROUPS * config.block("m") * config.block("n") * width
+
+
+def leaving(blocked: Blocked) -> list[Store]:
+    """Return the results that leave through shared memory: of 16 bits, and all of the type of the first one.
+
+    Wider ones leave from the registers: the threads that hold a row of a block fill a sector of memory.
+    """
+    narrow = [stmt for stmt in blocked.body if isinstance(stmt, Store) and stmt.value.dtype.itemsize == HALF]
+    return [stmt for stmt in narrow if stmt.value.dtype is narrow[0].value.dtype]

@@ -28,26 +28,28 @@ from fusion.codegen.triton.arguments import argument
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.expressions import prelude
-from fusion.codegen.triton.expressions.code import PRODUCT, Code, Operand, as_code, compose, listed
+from fusion.codegen.triton.expressions.code import PRODUCT, SUM, Code, Operand, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout
-from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
+from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.expressions.prelude import LOAD
 from fusion.codegen.triton.expressions.scalar_code import TYPES, cast
 from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import descriptor_comments, launched_function, signature
-from fusion.codegen.triton.forms.alternating_product.config import GROUPS
-from fusion.codegen.triton.forms.alternating_product.rule import Moved, moved_by
+from fusion.codegen.triton.forms.alternating_product.config import GROUPS, leaving
+from fusion.codegen.triton.forms.alternating_product.rule import Moved, epilogue_params, moved_by
 from fusion.codegen.triton.forms.persistent_product.program import count_blocks
 from fusion.codegen.triton.forms.warp_groups import groups
 from fusion.codegen.triton.forms.warp_groups.functions import Function
 from fusion.codegen.triton.forms.warp_groups.groups import GROUP
 from fusion.codegen.triton.products import descriptors
-from fusion.codegen.triton.products.block_order import assign_block
+from fusion.codegen.triton.products.block_order import assign_block, blocks_of, start_block, swizzled
+from fusion.codegen.triton.products.selection import column_ends, select
 from fusion.codegen.triton.writer import Writer
+from fusion.lowering.ir.kernel import Kernel, Store
 
-SUMS, STAGED = "SUMS", "staged"
-"""Names: the layout of sums, and the slot from which results of a group are stored."""
+SUMS, ROWS, STAGED = "SUMS", "ROWS", "staged"
+"""Names: the layouts of sums and of rows of results, and the memory in which results of a group leave."""
 
 RINGS = ("left", "right")
 """The slots of both operands."""
@@ -55,42 +57,30 @@ RINGS = ("left", "right")
 BARRIERS = ("filled", "emptied", "turns")
 """The barriers: of each slot, and of the turn of each group."""
 
-_NAMES = (
-    *RINGS,
-    *BARRIERS,
-    SUMS,
-    STAGED,
-    GROUP,
-    "out",
-    "slot",
-    "phase",
-    "first",
-    "turn",
-    "steps",
-    "gl",
-    "gluon",
-    "hopper",
-)
+_NAMES = (*RINGS, *BARRIERS, SUMS, ROWS, STAGED, GROUP, "out", "slot", "phase", "first", "turn", "steps")
+_MODULES = ("gl", "gluon", "hopper")
 
 
-def functions(layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
-    """Return the functions of the kernel, of which the last is launched; add the descriptors it takes to `hosted`."""
-    kernel = layout.blocked.kernel
+def functions(kernel: Kernel, layouts: Sequence[Layout], writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
+    """Return the functions of a kernel that is one product, or several of the same rows; the last one is launched.
+
+    The descriptors that it takes are added to `hosted`.
+    """
     params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-    names = [*params, *layout.constants, *_NAMES, *prelude.FUNCTIONS, kernel.name]
+    constants = list(layouts[0].constants)
+    names = [*params, *constants, *_NAMES, *_MODULES, *prelude.FUNCTIONS, kernel.name]
 
     def values(*further: str) -> Values:
-        return writer.values(layout, Identifiers([*names, *further]))
+        return writer.values(layouts[0], Identifiers([*names, *further]))
 
-    moved = moved_by(layout.blocked)
-    assert moved is not None, "called for a kernel that is refused"
     launched = values()
     launched.hosted = hosted
-    transfers = {matrix: _described(launched, matrix) for matrix in moved.all}
-    hosted.update({name: _with_layout(layout, each) for name, each in hosted.items()})
-    program = AlternatingProgram(layout, moved, transfers, (*params, *hosted), list(layout.constants))
+    described = descriptors.Descriptors(launched)
+    products = [_described(described, layout) for layout in layouts]
+    hosted.update({name: _with_layout(kernel, each) for name, each in hosted.items()})
+    program = AlternatingProgram(kernel.name, products, (*params, *hosted), constants)
     program.start(launched)
-    head = signature(kernel, kernel.name, descriptor_comments(hosted), program.constants)
+    head = signature(kernel, kernel.name, descriptor_comments(hosted), constants)
     return [
         program.fetch(values(*hosted)).text(kernel.name),
         program.compute(values(*hosted)).text(kernel.name),
@@ -98,13 +88,32 @@ def functions(layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list
     ]
 
 
-def _described(values: Values, matrix: Matrix) -> Transfer:
-    return descriptors.describe(values, matrix, values.layout)
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product of a kernel: its matrices, each with its descriptor."""
+
+    layout: Layout
+    moved: Moved
+    left: Transfer
+    right: Transfer
+    results: dict[str, Transfer]
+
+    @property
+    def pointers(self) -> list[str]:
+        """Return the parameters that its epilogue accesses by pointers."""
+        return [param for param in epilogue_params(self.layout.blocked) if param not in self.results]
 
 
-def _with_layout(layout: Layout, hosted: Hosted) -> Hosted:
+def _described(described: descriptors.Descriptors, layout: Layout) -> Product:
+    moved = moved_by(layout.blocked)
+    left, right = (described.of(matrix, layout) for matrix in (moved.left, moved.right))
+    results = {param: replace(described.of(matrix, layout), staged=STAGED) for param, matrix in moved.results.items()}
+    return Product(layout, moved, left, right, results)
+
+
+def _with_layout(kernel: Kernel, hosted: Hosted) -> Hosted:
     """Return a descriptor with the layout of its blocks in shared memory."""
-    element = TYPES[layout.blocked.kernel.param(hosted.param).dtype].replace("tl.", "gl.")
+    element = TYPES[kernel.param(hosted.param).dtype].replace("tl.", "gl.")
     return replace(hosted, layout=f"gl.NVMMASharedLayout.get_default_for({hosted.block}, {element})")
 
 
@@ -113,15 +122,26 @@ class AlternatingProgram:
     """Writes the functions of one kernel.
 
     Attributes:
-        transfers: the descriptor of each matrix.
+        name: the name of the kernel.
+        products: its products; expressions are written for the first one, and the others differ in what they load and
+            store alone.
         params: the parameters of all functions, descriptors included; then follow the `constants`.
     """
 
-    layout: Layout
-    moved: Moved
-    transfers: dict[Matrix, Transfer]
+    name: str
+    products: Sequence[Product]
     params: Sequence[str]
     constants: list[str]
+
+    @property
+    def own(self) -> Product:
+        """Return the product for which expressions are written."""
+        return self.products[0]
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of that product."""
+        return self.own.layout
 
     @property
     def fetch_takes(self) -> list[str]:
@@ -131,38 +151,45 @@ class AlternatingProgram:
     @property
     def compute_takes(self) -> list[str]:
         """Return the parameters of the computing function, after the group."""
-        return [*self.params, *self.constants, *RINGS, "out", *BARRIERS]
+        return [*self.params, *self.constants, *RINGS, *(["out"] if self._leaving else []), *BARRIERS]
 
     @property
     def reserved(self) -> list[str]:
         """Return the other names that the generated lines use."""
-        return list(_NAMES)
+        return [*_NAMES, *_MODULES]
 
     def start(self, values: Values) -> None:
         """Add the lines of the launched function, which allocates memory and barriers and starts the groups."""
-        depth, blocked = self.layout.config.num_stages, self.layout.blocked
-        result = next(iter(self.moved.results.values()))
-        slots = {"left": (self.moved.left, depth), "right": (self.moved.right, depth), "out": (result, GROUPS)}
-        for name, (matrix, count) in slots.items():
-            element = TYPES[blocked.kernel.param(matrix.param).dtype]
-            shape = compose("[{}]", listed([count, matrix.rows.constant, matrix.columns.constant]))
-            described = self.transfers[matrix].name
-            values.line("{} = gl.allocate_shared_memory({}, {}, {}.layout)", name, element, shape, described)
+        depth, moved = self.layout.config.num_stages, self.own.moved
+        element = TYPES[self.layout.blocked.kernel.param(moved.left.param).dtype]
+        for name, transfer in zip(RINGS, (self.own.left, self.own.right), strict=True):
+            shape = values.layout.shape((transfer.rows, transfer.columns), depth)
+            values.line("{} = gl.allocate_shared_memory({}, {}, {}.layout)", name, element, shape, transfer.name)
+        if self._leaving:
+            self._allocate_out(values)
         for name, count in zip(BARRIERS, (depth, depth, GROUPS), strict=True):
             values.line("{} = {}({}, 1)", name, "_barriers", count)
-        groups.start(values, blocked.kernel.name, self, GROUPS)
+        groups.start(values, self.name, self, GROUPS)
+
+    def _allocate_out(self, values: Values) -> None:
+        """Add the line that allocates the blocks in which results leave."""
+        element, dims = TYPES[self._leaving[0].value.dtype], self._sides
+        layout = compose("gl.NVMMASharedLayout.get_default_for({}, {})", values.layout.shape(dims), element)
+        for transfer in self.own.results.values():
+            layout = compose("{}.layout", transfer.name)
+        shape = values.layout.shape(dims, GROUPS)
+        values.line("out = gl.allocate_shared_memory({}, {}, {})", element, shape, layout)
 
     def fetch(self, values: Values) -> Function:
         """Return the function of the loading warp."""
         over = self._over
         values.line("slot, phase = 0, 1")
-        block, blocks = self._open(values)
+        block, blocks, (columns,) = self._open(values, [[each.right.name] for each in self.products], ["columns"])
         k0 = values.open("k0")
         values.starts[over] = k0
         values.line("hopper.mbarrier.wait(emptied.index(slot), phase)")
         values.line("hopper.mbarrier.expect(filled.index(slot), {})", self._bytes())
-        for ring, matrix in zip(RINGS, (self.moved.left, self.moved.right), strict=True):
-            transfer = self.transfers[matrix]
+        for ring, transfer in zip(RINGS, (self.own.left, replace(self.own.right, name=columns)), strict=True):
             _, corner, _ = values.block_corner(transfer)
             values.line("{}({}, {}, filled.index(slot), {}.index(slot))", LOAD, transfer.name, corner, ring)
         values.line("slot, phase = {}(slot, phase, {})", "_next_slot", self.layout.config.num_stages)
@@ -172,59 +199,109 @@ class AlternatingProgram:
 
     def compute(self, values: Values) -> Function:
         """Return the function of a group."""
-        over, (dot,) = self._over, self.layout.blocked.dots
-        m, n = map(self.layout.blocked.named, ("m", "n"))
+        over, (dot,), moved = self._over, self.layout.blocked.dots, self.own.moved
+        m, n = self._sides
         values.line("{}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {}, 16])", SUMS, n.constant)
-        values.line("{} = out.index({})", STAGED, GROUP)
+        if self._leaving:
+            values.line("{} = out.index({})", STAGED, GROUP)
+        if moved.by_rows:
+            width = min(moved.by_rows.values())
+            values.line("{}: tl.constexpr = gl.BlockedLayout([1, {}], [1, 32], [4, 1], [1, 0])", ROWS, width)
         values.line("steps = tl.cdiv({}, {})", values.index_tile(over.size).code, over.constant)
         values.line("first, turn = {0} * steps, 1 - {0}", GROUP)
-        block, blocks = self._open(values)
+        block, blocks = self._open_results(values)
         body = Body(values)
         result = values.fresh(dot.name, values.depth)
-        turned = [self.moved.left.rows is over, self.moved.right.rows is not over]
-        arguments = listed(
-            [
-                *RINGS,
-                "filled",
-                "emptied",
-                "turns",
-                GROUP,
-                "turn",
-                "first",
-                "steps",
-                *(Code(str(each)) for each in turned),
-            ]
-        )
-        values.line("{} = {}({}, {}, {})", result, "_multiply_in_turn", arguments, self.layout.config.num_stages, SUMS)
+        turned = (moved.left.rows is over, moved.right.rows is not over)
+        place = (GROUP, "turn", "first", "steps", *(Code(str(each)) for each in turned), self.layout.config.num_stages)
+        values.line("{} = {}({}, {})", result, "_multiply_in_turn", listed([*RINGS, *BARRIERS, *place]), SUMS)
         values.line("turn ^= 1")
         values.line("first += {} * steps", GROUPS)
         sums = Tile(as_code(result), (m, n), values.depth)
         values.bind(dot.ref, replace(sums, code=cast(sums.code, torch.float32, dot.dtype)))
-        for param, matrix in self.moved.results.items():
-            values.store_through[param] = replace(self.transfers[matrix], staged=STAGED)
-        body.stores()
+        self._store(values, body)
         begin = compose("tl.program_id(0) + {} * tl.num_programs(0)", GROUP)
         values.close("for {} in range({}, {}, {} * tl.num_programs(0)):", block, begin, blocks, GROUPS)
-        values.line("hopper.tma.store_wait(0)")
+        if moved.results:
+            values.line("hopper.tma.store_wait(0)")
         return Function("compute", [GROUP, *self.compute_takes], values.scopes[0].lines, [GROUP, *self.constants])
+
+    def _open_results(self, values: Values) -> tuple[Code, Code]:
+        """Open the loop over blocks, for a group; return its variable, and the number of blocks."""
+        own = self.own
+        choices = [
+            [*(transfer.name for transfer in each.results.values()), *map(values.pointer_name, each.pointers)]
+            for each in self.products
+        ]
+        wishes = [*("result" for _ in own.results), *map(values.pointer_name, own.pointers)]
+        block, blocks, names = self._open(values, choices, wishes)
+        for (param, transfer), name in zip(own.results.items(), names, strict=False):
+            values.store_through[param] = replace(transfer, name=name)
+        values.chosen = dict(zip(own.pointers, names[len(own.results) :], strict=True))
+        return block, blocks
+
+    def _store(self, values: Values, body: Body) -> None:
+        """Add the lines of the epilogue."""
+        dims = self._sides
+        for stmt in values.layout.blocked.body:
+            if not isinstance(stmt, Store):
+                continue
+            if stmt.param not in self.own.moved.by_rows:
+                body.store(stmt)
+                continue
+            values.line("{}.store({})", STAGED, values.value(stmt.value).code)
+            for dim in dims:  # threads have other elements from here on
+                values.forget(dim)
+            read = Tile(compose("{}.load({})", STAGED, ROWS), dims, values.depth)
+            values.bind(stmt.value, values.name(stmt.param, read))
+            body.store(stmt)
+            for dim in dims:
+                values.forget(dim)
+
+    @property
+    def _leaving(self) -> list[Store]:
+        return leaving(self.layout.blocked)
 
     @property
     def _over(self) -> Dim:
         (dot,) = self.layout.blocked.dots
         return self.layout.blocked.sides(dot)[2]
 
-    def _open(self, values: Values) -> tuple[Code, Code]:
-        """Open the loop over blocks and define the start of each; return its variable, and the number of blocks."""
-        blocks = count_blocks(values)
+    @property
+    def _sides(self) -> tuple[Dim, Dim]:
+        """Return the dimensions of rows and of columns."""
+        return self.layout.blocked.named("m"), self.layout.blocked.named("n")
+
+    def _open(
+        self, values: Values, choices: Sequence[Sequence[str]], wishes: Sequence[str]
+    ) -> tuple[Code, Code, Sequence[str]]:
+        """Open the loop over blocks and define the start of each.
+
+        Args:
+            choices: the names in which products differ, for each product.
+
+        Returns:
+            The loop variable, the number of blocks, and the names that the product of the block has.
+        """
+        if len(self.products) == 1:
+            blocks = count_blocks(values)
+            number = values.open("block")
+            assign_block(values, number)
+            return number, blocks, choices[0]
+        m, n = self._sides
+        rows, ends = blocks_of(values, m), column_ends(values, [each.layout for each in self.products])
+        blocks = values.name("blocks", Tile(compose("{} * {}", rows, ends[-1]))).code
         number = values.open("block")
-        assign_block(values, number)
-        return number, blocks
+        m_block, n_block = swizzled(values, number, rows, ends[-1])
+        described = [[as_code(name) for name in names] for names in choices]
+        *names, first = select(values, wishes, described, n_block, ends)
+        start_block(values, m, m_block)
+        start_block(values, n, compose("{} - {}", n_block, first, binds=SUM))
+        return number, blocks, names
 
     def _bytes(self) -> Code:
         """Return the bytes of a slot."""
         blocked, over = self.layout.blocked, self._over
-        size: Operand = blocked.kernel.param(self.moved.left.param).dtype.itemsize
-        sides = [
-            matrix.rows if matrix.columns is over else matrix.columns for matrix in (self.moved.left, self.moved.right)
-        ]
-        return compose("({} + {}) * {} * {}", *(side.constant for side in sides), over.constant, size, binds=PRODUCT)
+        size: Operand = blocked.kernel.param(self.own.moved.left.param).dtype.itemsize
+        m, n = (side.constant for side in self._sides)
+        return compose("({} + {}) * {} * {}", m, n, over.constant, size, binds=PRODUCT)

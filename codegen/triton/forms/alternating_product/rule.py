@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+
+import sympy
 
 from fusion.codegen.triton.blocks import Blocked
 from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.forms import persistent_product
+from fusion.codegen.triton.forms.alternating_product.config import default, leaving
 from fusion.codegen.triton.forms.form import Task
 from fusion.codegen.triton.forms.persistent_product.rule import factors
 from fusion.codegen.triton.forms.warp_groups import groups
 from fusion.codegen.triton.products.descriptors import matrix_of, target_of, tile_loads
-from fusion.lowering.ir.expr import Load, Random, postorder
-from fusion.lowering.ir.kernel import Loop, Role, Store, values_of
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.ir.expr import Expr, Index, Load, Random, TileRef, loads, postorder, rewrite
+from fusion.lowering.ir.kernel import Loop, Role, Store, statements, values_of
+
+SECTOR = 32
+"""Bytes that memory moves at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The matrices that pass through shared memory: both operands, and the results by parameter."""
+    """The matrices that pass through shared memory.
+
+    Attributes:
+        left, right: the operands.
+        results: by parameter, the results that leave by a descriptor.
+        by_rows: by parameter, the results that leave through shared memory and no descriptor holds; how many elements
+            a thread stores at once.
+    """
 
     left: Matrix
     right: Matrix
     results: dict[str, Matrix]
-
-    @property
-    def all(self) -> Sequence[Matrix]:
-        """Return all matrices."""
-        return (self.left, self.right, *self.results.values())
+    by_rows: dict[str, int]
 
 
 def refusal(task: Task) -> str:
@@ -59,24 +69,100 @@ def _ending(blocked: Blocked) -> str:
     values = [value for stmt in stores for value in values_of(stmt)]
     if any(isinstance(node, Random) for node in postorder(*values)):
         return "it draws random numbers, by functions that create tiles without a layout"
-    if any(tile_loads(blocked, values)):
-        return "its epilogue loads tiles"
-    moved = moved_by(blocked)
-    if moved is None:
-        return "a result is no matrix of 16 bits that a descriptor holds"
-    return "" if all(matrix.base == 0 for matrix in moved.all) else "a matrix begins inside of its tensor"
+    if any(stmt.axes is not None or not _in_rows(blocked, stmt.offset) for stmt in stores):
+        return "the elements of a row of a result are not side by side"
+    if not all(stmt in leaving(blocked) or _fills_sectors(blocked, stmt) for stmt in stores):
+        return "a wide result has rows that do not start at a sector of memory"
+    tiles = dict.fromkeys(tile_loads(blocked, values))
+    if any(load.mask is not None or not _in_rows(blocked, load.index[0]) for load in tiles):
+        return "its epilogue gathers elements"
+    written = {stmt.param: stmt.offset for stmt in stores}
+    read = loads(*(value for stmt in statements(blocked.body) for value in values_of(stmt)))
+    if any(load.buffer in written and load.index[0] != written[load.buffer] for load in read):
+        return "it overwrites what other programs read"
+    operands = _operands(blocked)
+    return "" if all(matrix.base == 0 for matrix in operands) else "a matrix begins inside of its tensor"
 
 
-def moved_by(blocked: Blocked) -> Moved | None:
-    """Return the matrices of a kernel that is a persistent product; None if a result does not leave as a tile."""
-    operands = [matrix_of(blocked, factor, *sides) for factor, sides in factors(blocked) if isinstance(factor, Load)]
-    results: dict[str, Matrix] = {}
+def _in_rows(blocked: Blocked, index: Index) -> bool:
+    """Return whether neighbours along the columns of a block are neighbours in memory."""
+    return not isinstance(index, Expr) and coefficient(index, blocked.named("n").symbol) == 1
+
+
+def _operands(blocked: Blocked) -> list[Matrix]:
+    """Return the matrices of both operands."""
+    described = (matrix_of(blocked, factor, *sides) for factor, sides in factors(blocked) if isinstance(factor, Load))
+    return [matrix for matrix in described if matrix is not None]
+
+
+def _fills_sectors(blocked: Blocked, stmt: Store) -> bool:
+    """Return whether the rows of a result start at multiples of a sector."""
+    return _row_alignment(blocked, stmt) % SECTOR == 0
+
+
+def _row_alignment(blocked: Blocked, stmt: Store) -> int:
+    """Return the bytes of which the starts of all rows of a result are multiples; at most a sector."""
+    assert not isinstance(stmt.offset, Expr), "it lies in rows"
+    param, column = blocked.kernel.param(stmt.param), blocked.named("n").symbol
+    if not param.aligned:
+        return param.dtype.itemsize
+    terms = [term.as_coeff_Mul() for term in sympy.Add.make_args(sympy.expand(stmt.offset))]
+    return math.gcd(SECTOR, *(int(step) * param.dtype.itemsize for step, rest in terms if rest != column))
+
+
+def moved_by(blocked: Blocked) -> Moved:
+    """Return the matrices of a kernel that `refusal` accepts; results leave by descriptors if all of them can."""
+    left, right = _operands(blocked)
+    stores = leaving(blocked)
+    targets = [target_of(blocked, stmt) for stmt in stores]
+    described = {matrix.param: matrix for matrix in targets if matrix is not None and matrix.base == 0}
+    if len(described) == len(stores) and all(matrix.rows.name == "m" for matrix in described.values()):
+        return Moved(left, right, described, {})
+    return Moved(left, right, {}, {stmt.param: _together(blocked, stmt) for stmt in stores})
+
+
+def _together(blocked: Blocked, stmt: Store) -> int:
+    """Return the neighbours that a thread stores at once: as many as are aligned, at most a warp's share of a row."""
+    return min(_row_alignment(blocked, stmt) // stmt.value.dtype.itemsize, default(blocked).block("n") // 32)
+
+
+def epilogue_params(blocked: Blocked) -> list[str]:
+    """Return the parameters that the epilogue loads from and stores to, in order."""
+    names = list[str]()
     for stmt in blocked.body:
         if isinstance(stmt, Store):
-            target = target_of(blocked, stmt)
-            if target is None or target.rows.name != "m" or stmt.axes is not None:
-                return None
-            results[stmt.param] = target
-    left, right = operands
-    assert left is not None and right is not None, "called for a kernel that `refusal` refuses"
-    return Moved(left, right, results)
+            names += [*(load.buffer for load in loads(*values_of(stmt))), stmt.param]
+    return list(dict.fromkeys(names))
+
+
+def common(blocked: Blocked) -> object:
+    """Return the properties that products of one launch must share; None for a product that must be alone.
+
+    These have the same rows, and results computed in the same way from tensors that lie in the same way; only results
+    that leave by descriptors may differ in their columns.
+    """
+    moved, (dot,) = moved_by(blocked), blocked.dots
+    if moved.by_rows:
+        return None
+    known = {dim.symbol: sympy.Symbol(dim.name) for dim in blocked.dims}
+    numbers = {name: f"param{number}" for number, name in enumerate(epilogue_params(blocked))}
+
+    def placed(index: Index) -> Index:
+        return index if isinstance(index, Expr) else index.xreplace(known)
+
+    def canonical(node: Expr) -> Expr | None:
+        if node == dot.ref:
+            return TileRef("sum", dot.dtype)
+        if isinstance(node, Load):
+            return replace(node, buffer=numbers[node.buffer], index=tuple(map(placed, node.index)))
+        return None
+
+    stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
+    computed = tuple(rewrite([stmt.value for stmt in stores], canonical))
+    offsets = tuple(None if stmt.param in moved.results else placed(stmt.offset) for stmt in stores)
+    types = tuple(blocked.kernel.param(name).dtype for name in (moved.right.param, *(stmt.param for stmt in stores)))
+    columns = blocked.named("n").size
+    edge = None if columns % default(blocked).block("n") == 0 else columns
+    left, sizes = moved.left, tuple(dim.size for dim in blocked.dims if dim.name in ("m", "k"))
+    sides = left.param, left.stride, left.rows.name, moved.right.rows.name
+    return computed, offsets, types, edge, sides, sizes

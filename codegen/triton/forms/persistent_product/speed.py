@@ -78,16 +78,22 @@ def ranked(parts: Sequence[Blocked], *, joined: bool = False) -> list[Persistent
     return sorted(shares, key=lambda form: shares[form] * _used(parts, form), reverse=True)
 
 
+def best(parts: Sequence[Blocked], *, joined: bool = False) -> float:
+    """Return the predicted share of the library's speed for the best configuration of products of one launch."""
+    shares = _shares(parts, joined=joined)
+    return max(shares[form] * _used(parts, form) for form in shares)
+
+
 def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[PersistentConfig, float]:
     """Return, for each configuration of one product, the share of the library's speed on a busy device."""
     single = all(len(part.dots) == 1 for part in parts)
     one = all(len(part.dots) == 1 or stack_of(part) for part in parts)
     length = min(extent(part.of(part.dots[0].over)[0].size) for part in parts)
-    work, loading = max(map(work_of, parts)), any(map(loads_tiles, parts))
+    work, loading, more = max(map(work_of, parts)), any(map(loads_tiles, parts)), max(map(further, parts))
     known, shares = speeds(parts[0].device).persistent, {}
     for config, shape in _shapes(parts).items():
         if single or shape.parts == 1:
-            end = shape.end + shape.slope * work + (shape.loading if loading else 0)
+            end = shape.end + shape.slope * work + (shape.loading if loading else 0) + shape.further * more
             share = shape.apart if not one else (shape.joined if joined else 0.0) or shape.share
             shares[config] = share * (length + known.library_end) / (length + end)
     return shares
@@ -120,6 +126,12 @@ def _columns(blocked: Blocked) -> int:
     """Return the columns of the results; unknown sizes are assumed to be as traced."""
     (dim,) = (dim for dim in blocked.grid() if dim.name == "n")
     return extent(with_values(dim.size, dict(blocked.kernel.traced)))
+
+
+def further(blocked: Blocked) -> float:
+    """Return the bits of the results of an element, in 16 bits, beyond the first 16 of each product."""
+    stored = sum(stmt.value.dtype.itemsize for stmt in blocked.body if isinstance(stmt, Store))
+    return max(0.0, stored / 2 - len(blocked.dots))
 
 
 def work_of(blocked: Blocked) -> int:

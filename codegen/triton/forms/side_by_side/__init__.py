@@ -26,8 +26,10 @@ from fusion.codegen.triton.expressions.code import Code, compose
 from fusion.codegen.triton.file import Launch, file_of, launched_function, signature
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
+from fusion.codegen.triton.forms.side_by_side.alike import alike
+from fusion.codegen.triton.forms.side_by_side.alternating import JoinedAlternatingProducts
 from fusion.codegen.triton.forms.side_by_side.joined import JoinedProducts
-from fusion.codegen.triton.forms.side_by_side.parts import LaunchPart, alike, parts_of
+from fusion.codegen.triton.forms.side_by_side.parts import LaunchPart, parts_of
 from fusion.codegen.triton.writer import Writer
 
 
@@ -86,4 +88,4 @@ def dispatch(parts: Sequence[LaunchPart], *, persistent: bool) -> list[Code]:
     return lines
 
 
-__all__ = ["JoinedProducts", "SideBySide", "alike"]
+__all__ = ["JoinedAlternatingProducts", "JoinedProducts", "SideBySide", "alike"]

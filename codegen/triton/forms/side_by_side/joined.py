@@ -4,12 +4,12 @@ All of them are persistent products.  A block of columns belongs to one product,
 
     columns = in1_desc
     result = out0_desc
-    first = 0
+    first_block = 0
     if n_block >= 8:
         columns = in2_desc
         result = out1_desc
-        first = 8
-    n0 = (n_block - first) * NBLOCK
+        first_block = 8
+    n0 = (n_block - first_block) * NBLOCK
     …
         in1 = columns.load([n0, k0]).T
         dot0 = tl.dot(in0, in1, dot0)
@@ -38,7 +38,7 @@ from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.code import SUM, Code, as_code, compose
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
-from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
+from fusion.codegen.triton.expressions.scopes import Identifiers, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import Launch, descriptor_comments, file_of, launched_function, signature
 from fusion.codegen.triton.file import blocks_of as count_blocks
@@ -47,9 +47,10 @@ from fusion.codegen.triton.forms.persistent_product import PersistentProduct
 from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig
 from fusion.codegen.triton.forms.persistent_product.program import one_block, over_blocks
 from fusion.codegen.triton.forms.persistent_product.rule import factors, refusal
-from fusion.codegen.triton.forms.side_by_side.parts import LaunchPart, parts_of
+from fusion.codegen.triton.forms.side_by_side.parts import parts_of
 from fusion.codegen.triton.products import descriptors
 from fusion.codegen.triton.products.block_order import blocks_of, start_block, swizzled
+from fusion.codegen.triton.products.selection import column_ends, select
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op, TileRef, loads, postorder, rewrite
 from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Store, loaded, stored, values_of
@@ -73,41 +74,52 @@ class JoinedProducts(Form):
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
         """Accept kernels that `products_of` decomposes."""
-        products = products_of(task) if task.kernel.beside else ()
+        products = products_of(task, task.kernel.parts) if task.kernel.beside else ()
         return cls(task, products) if products else Refused("it is not several products of the same rows")
 
     def configs(self) -> tuple[Config, ...]:
         """Return the best configuration common to all products."""
         writer = Writer(self.task.device, self.task.numerics, within_limit=False)
-        return (self._parts(writer)[0].layout.config,)
+        return (self.layouts(writer)[0].config,)
 
-    def _parts(self, writer: Writer) -> list[LaunchPart]:
-        return parts_of(self.products, self.task.kernel.name, writer, joined=True)
+    def layouts(self, writer: Writer) -> list[Layout]:
+        """Return the layout of each product."""
+        parts = parts_of(self.products, self.task.kernel.name, writer, joined=True)
+        return [part.layout for part in parts]
 
     def emit(self, config: Config, writer: Writer) -> str | None:
-        """Return a file with one function, to which descriptors are passed."""
-        kernel, layouts = self.task.kernel, [part.layout for part in self._parts(writer)]
+        """Return a file whose launched function computes all products; descriptors are passed to it."""
+        kernel, layouts = self.task.kernel, self.layouts(writer)
         limit = writer.limit(layouts)
         if writer.within_limit and limit is None:
             return None
         hosted: dict[str, Hosted] = {}
-        constants, config = layouts[0].constants, layouts[0].config
-        names = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
-        values = writer.values(layouts[0], Identifiers([*names, kernel.name, *prelude.FUNCTIONS]))
-        values.hosted = hosted
-        lines = _lines(values, layouts)
-        head = signature(kernel, kernel.name, descriptor_comments(hosted), list(constants))
-        function = launched_function(head, lines, writer.device)
+        functions = self.functions_of(layouts, writer, hosted)
 
         def blocks(name: str) -> list[str]:
             dims = ((layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name)
             return [count_blocks(layout, dim) for layout, dim in dims]
 
         count = f"{blocks('m')[0]} * ({' + '.join(blocks('n'))})"
-        assert isinstance(config, PersistentConfig)
-        each = config.per_processor
+        constants, config = layouts[0].constants, layouts[0].config
+        each = self.per_multiprocessor(config)
         launch = Launch(kernel, writer.device, config, constants, count, limit, hosted=hosted, per_multiprocessor=each)
-        return file_of(launch, [function], strict=writer.numerics.strict)
+        return file_of(launch, functions, strict=writer.numerics.strict)
+
+    def functions_of(self, layouts: Sequence[Layout], writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
+        """Return the functions of the file, of which the last is launched; add the descriptors it takes to `hosted`."""
+        kernel, constants = self.task.kernel, list(layouts[0].constants)
+        names = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
+        values = writer.values(layouts[0], Identifiers([*names, kernel.name, *prelude.FUNCTIONS]))
+        values.hosted = hosted
+        lines = _lines(values, layouts)
+        head = signature(kernel, kernel.name, descriptor_comments(hosted), constants)
+        return [launched_function(head, lines, writer.device)]
+
+    def per_multiprocessor(self, config: Config) -> int:
+        """Return the number of programs per multiprocessor that the configuration states."""
+        assert isinstance(config, PersistentConfig)
+        return config.per_processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +136,13 @@ class _Moves:
     of_result: Matrix
 
 
-def products_of(task: Task) -> tuple[Kernel, ...]:
+def products_of(task: Task, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Return the products of several kernels of one launch, each as a kernel, if they can be one loop; else none."""
-    tasks = [replace(task, kernel=kernel) for kernel in task.kernel.parts]
+    tasks = [replace(task, kernel=kernel) for kernel in kernels]
     plans = [PersistentProduct.applies(each) for each in tasks]
     if any(isinstance(plan, Refused) or plan.slower for plan in plans):
         return ()
-    products = tuple(product for each in tasks for product in _single_products(each.kernel))
+    products = tuple(product for each in tasks for product in single_products(each.kernel))
     blocked = [block(product, task.device) for product in products]
     if not all(len(each.dots) == 1 and not refusal(each) for each in blocked):
         return ()
@@ -138,7 +150,7 @@ def products_of(task: Task) -> tuple[Kernel, ...]:
     return products if len(common) == 1 and None not in common else ()
 
 
-def _single_products(kernel: Kernel) -> tuple[Kernel, ...]:
+def single_products(kernel: Kernel) -> tuple[Kernel, ...]:
     """Return the products of a kernel, each with the results that use it; the kernel if a result uses several."""
     (loop,) = (stmt for stmt in kernel.body if isinstance(stmt, Loop))
     stores = [stmt for stmt in kernel.body if isinstance(stmt, Store)]
@@ -202,38 +214,21 @@ def _lines(values: Values, layouts: Sequence[Layout]) -> list[Code]:
     values.load_through[own.rows] = descriptors.describe(values, own.of_rows, layouts[0])
     m_blocks = blocks_of(values, m)
     choices: list[list[Transfer]] = []
-    limits: list[Code] = []
     for layout, moves in zip(layouts, products, strict=True):
         end = layout.with_parts(layout.blocked.named("n"))
         choices.append([descriptors.describe(values, moves.of_columns, layout)])
         choices[-1] += [descriptors.describe(values, matrix, end) for matrix in (*moves.of_tiles, moves.of_result)]
-        count = blocks_of(values, layout.blocked.named("n"))
-        limits.append(values.name("n_end", Tile(compose("{} + {}", limits[-1], count))).code if limits else count)
+    ends = column_ends(values, layouts)
     number = values.open("block")
-    m_block, n_block = swizzled(values, number, m_blocks, limits[-1])
-    columns, *tiles, result, first = _select(values, choices, n_block, limits)
+    m_block, n_block = swizzled(values, number, m_blocks, ends[-1])
+    wishes = ("columns", *["tile"] * len(own.tiles), "result")
+    described = [[as_code(transfer.name) for transfer in transfers] for transfers in choices]
+    columns, *tiles, result, first = select(values, wishes, described, n_block, ends)
     for load, transfer, name in zip((own.columns, *own.tiles), choices[0], (columns, *tiles), strict=False):
         values.load_through[load] = replace(transfer, name=name)
     values.store_through[own.store.param] = replace(choices[0][-1], name=result)
     start_block(values, m, m_block)
     start_block(values, n, compose("{} - {}", n_block, first, binds=SUM))
     one_block(Body(values))
-    values.close("{}", over_blocks(values, number, compose("{} * {}", m_blocks, limits[-1])))
+    values.close("{}", over_blocks(values, number, compose("{} * {}", m_blocks, ends[-1])))
     return values.scopes[0].lines
-
-
-def _select(
-    values: Values, choices: Sequence[Sequence[Transfer]], n_block: Code, limits: Sequence[Code]
-) -> tuple[str, ...]:
-    """Add the lines that select the product of a block of columns; return its descriptors and first block by name."""
-    tiles = ["tile"] * (len(choices[0]) - 2)
-    names = tuple(values.fresh(wish, values.depth) for wish in ("columns", *tiles, "result", "first"))
-    values.line("# The product that this block of columns belongs to.")
-    for transfers, start in zip(choices, (Code("0"), *limits[:-1]), strict=True):
-        first = transfers is choices[0]
-        if not first:
-            values.line("if {} >= {}:", n_block, start)
-        described = (as_code(transfer.name) for transfer in transfers)
-        for name, chosen in zip(names, (*described, start), strict=True):
-            values.line("{} = {}" if first else "    {} = {}", name, chosen)
-    return names

@@ -1,7 +1,6 @@
-"""Decides which kernels of one launch may run side by side, and adapts their configurations.
+"""Adapts the configurations of kernels that run side by side in one launch (`alike.py` decides which).
 
-`alike` decides which kernels may share a launch: those with a similar number of registers, and contractions only in the
-same form.  A part that needs fewer warps than the others gets larger blocks.
+A part that needs fewer warps than the others gets larger blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from fusion.codegen.triton.expressions.indices import Layout, index_code
 from fusion.codegen.triton.forms import single_kernel
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed
-from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig, divided
+from fusion.codegen.triton.forms.persistent_product.config import divided
 from fusion.codegen.triton.forms.shared_rows import SharedRows
 from fusion.codegen.triton.writer import FunctionRole, Writer
 from fusion.lowering.ir.kernel import Kernel, Role
@@ -59,10 +58,10 @@ def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined
     They may be `joined` in one loop over blocks.
     """
     tasks = [Task(kernel, writer.device, writer.numerics) for kernel in kernels]
-    choices = _persistent(tasks, joined=True) if joined else _choices(tasks)
-    warps, stages = max(config.num_warps for _, config in choices), min(config.num_stages for _, config in choices)
+    chosen = _persistent(tasks, joined=True) if joined else choices(tasks)
+    warps, stages = max(config.num_warps for _, config in chosen), min(config.num_stages for _, config in chosen)
     parts, names = list[LaunchPart](), {launched}
-    for number, (form, config) in enumerate(choices):
+    for number, (form, config) in enumerate(chosen):
         kernel = form.task.kernel
         name = kernel.name if kernel.name not in names else f"{kernel.name}_{number}"
         names.add(name)
@@ -71,38 +70,22 @@ def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined
     return parts
 
 
-def alike(a: Task, b: Task) -> bool:
-    """Return whether two kernels can share a launch without one of them losing registers or warps to the other."""
-    one, other = a.blocked, b.blocked
-    if one.contraction != other.contraction or one.chained or other.chained:
-        return False
-    if one.contraction and _is_persistent(a) is not _is_persistent(b):
-        return False
-    if one.contraction:
-        return len({_family(config) for _, config in _choices([a, b])}) == 1
-    if any(isinstance(single_kernel.default(task), SharedRows) for task in (a, b)):
-        return False
-    ours, theirs = (_first(task)[1] for task in (a, b))
-    most, least = max(ours.num_warps, theirs.num_warps), min(ours.num_warps, theirs.num_warps)
-    looped = {any(dim.role is not Role.GRID for dim in blocked.dims) for blocked in (one, other)}
-    return len(looped) == 1 and (most <= 4 or most <= 2 * least)
-
-
 # Configurations -------------------------------------------------------------------------------------------------------
 
 
-def _choices(tasks: Sequence[Task]) -> list[Choice]:
+def choices(tasks: Sequence[Task]) -> list[Choice]:
     """Return a form and a configuration for each kernel, the best with the same warps and stages."""
-    if all(map(_is_persistent, tasks)):
+    if all(map(is_persistent, tasks)):
         return _persistent(tasks)
-    first = [_first(task) for task in tasks]
+    preferred = [first(task) for task in tasks]
     if tasks[0].blocked.contraction:
-        return first
-    warps = max(config.num_warps for _, config in first)
-    return [(form, _widened(form.task.blocked, config, warps)) for form, config in first]
+        return preferred
+    warps = max(config.num_warps for _, config in preferred)
+    return [(form, _widened(form.task.blocked, config, warps)) for form, config in preferred]
 
 
-def _is_persistent(task: Task) -> bool:
+def is_persistent(task: Task) -> bool:
+    """Return whether a kernel can be a persistent product of one group of warps."""
     plan = PersistentProduct.applies(task)
     return not isinstance(plan, Refused) and not plan.slower
 
@@ -113,15 +96,10 @@ def _persistent(tasks: Sequence[Task], *, joined: bool = False) -> list[Choice]:
     return [(PersistentProduct(task), divided(best, len(task.blocked.dots))) for task in tasks]
 
 
-def _first(task: Task) -> Choice:
+def first(task: Task) -> Choice:
     """Return the first choice of Triton's own language for a kernel that is not a persistent product."""
     plans = [plan for plan in single_kernel.plans(task) if not isinstance(plan, (PersistentProduct, SharedRows))]
     return single_kernel.within((plan, config) for plan in plans for config in plan.configs())[0]
-
-
-def _family(config: Config) -> tuple[int, int, int]:
-    each = config.per_processor if isinstance(config, PersistentConfig) else 0
-    return config.num_warps, config.num_stages, each
 
 
 def _widened(blocked: Blocked, config: Config, warps: int) -> Config:
