@@ -120,6 +120,8 @@ class PersistentSpeeds:
         streamed: the library's speed with a cached result, relative to its speed with a streamed one.
         costs: the additions of an epilogue that take as long as an operation, where that is not `ScalarOp.cost`.
         free: the additions for each result that its store hides.
+        by_threads: time that a block takes longer, in elements of the sum, if threads store it, as no descriptor can
+            hold its rows; groups of warps that take turns hide it.
         alternating: the block of products whose groups of warps take turns; None where there are no such groups.
     """
 
@@ -130,6 +132,7 @@ class PersistentSpeeds:
     streamed: float
     costs: Mapping[ScalarName, int] = field(hash=False)
     free: int
+    by_threads: int
     alternating: PersistentShape | None = None
 
     def cost(self, name: ScalarName) -> int:

@@ -122,7 +122,8 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
     streamed=1.096,
     costs=_EPILOGUE,
     free=3,
-    alternating=PersistentShape(128, 128, 4, 7, 1.035, 0.0, end=234, slope=3.4, further=75),
+    by_threads=150,
+    alternating=PersistentShape(128, 128, 4, 7, 1.035, 0.0, end=234, slope=3.4, loading=110, further=75),
 )
 
 # (measured: docs/performance.md, `_MISALIGNED_ROWS`)

@@ -2,8 +2,8 @@
 
 Input: the text of a generated file and the tensors of its launch; output: in these tensors.  A product reads its
 operands only when it is awaited, as late as the program allows, and a slot is filled as soon as its barrier reports it
-empty: so a slot that is released too early shows as wrong numbers, and one that is never released as a program that
-does not end.  One program runs at a time.
+empty (or, where `LATE` is set, when its arrival is awaited): so a slot that is released too early shows as wrong
+numbers, and one that is never released as a program that does not end.  One program runs at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from fusion.lowering.ir.kernel import Kernel
 PATIENCE = 10.0
 """Seconds after which a barrier is assumed never to complete."""
 
+LATE = False
+"""Whether what is loaded arrives only when somebody waits for it, instead of at once."""
+
 _LOOK = 0.1  # seconds after which a thread that waits looks whether another one has failed
 _FAILED = threading.Event()
 
@@ -33,6 +36,7 @@ class Barrier:
     def __init__(self, count: int) -> None:
         self.count, self.left, self.bytes, self.completed = count, count, 0, 0
         self.changed = threading.Condition()
+        self.late: list[Callable[[], object]] = []
 
     def take(self, messages: int = 0, expected: int = 0) -> None:
         with self.changed:
@@ -47,6 +51,8 @@ class Barrier:
         with self.changed:
             for _ in range(int(PATIENCE / _LOOK)):
                 if self.changed.wait_for(lambda: self.completed % 2 != phase, _LOOK):
+                    while self.late:
+                        self.late.pop(0)()
                     return
                 assert not _FAILED.is_set(), "another thread has failed"
             raise AssertionError("a barrier that nobody completes")
@@ -201,9 +207,16 @@ class _Matrix:
 
 def _fetch(matrix: _Matrix, corner: Sequence[int], barrier: Place, slot: Shared) -> None:
     assert slot.shape == matrix.block
-    slot.data.zero_()  # elements past the end arrive as zeros
     inside = matrix.at(corner)
-    slot.data[tuple(map(slice, inside.shape))] = inside
+
+    def arrive() -> None:
+        slot.data.zero_()  # elements past the end arrive as zeros
+        slot.data[tuple(map(slice, inside.shape))] = inside
+
+    if LATE:
+        barrier().late.append(arrive)
+    else:
+        arrive()
     barrier().take(expected=-slot.data.numel() * slot.data.element_size())
 
 

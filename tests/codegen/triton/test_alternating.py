@@ -50,11 +50,12 @@ def linear(
     b = load("b", n * r + j if turned[1] else k * j + r, dtype)
     dot = Fold("acc", "dot", (a, b), (r,), F32, (i,), (j,))
     value = op("add", dot.ref, Cast(load("bias", j, dtype), F32))
-    params = [
-        param("a", dtype, *((k, m) if turned[0] else (m, k))),
-        param("b", dtype, *((k, n) if turned[1] else (n, k))),
-    ]
-    params += [param("bias", dtype, n), param("out", results or dtype, m, n, written=True)]
+    if tile:
+        value = op("add", value, Cast(load("c", n * i + j, dtype), F32))
+    left, right = (k, m) if turned[0] else (m, k), (k, n) if turned[1] else (n, k)
+    params = [param("a", dtype, *left), param("b", dtype, *right), param("bias", dtype, n)]
+    params += [param("c", dtype, m, n)] if tile else []
+    params.append(param("out", results or dtype, m, n, written=True))
     stores = [Store("out", n * i + j, Cast(op("maximum", value, const(0.0, F32)), results or dtype))]
     if both:
         params.append(param("below", dtype, m, n, written=True))
@@ -100,7 +101,9 @@ def test_matrices_move_through_shared_memory(name: str) -> None:
     assert config.num_stages == (7 if name == "a wide result" else 5), "blocks that leave take the room of two"
     source = TARGET.emit(TAKEN[name], config)
     assert source.count("@gluon.jit") == 3 and "tl.arange(" not in source
-    assert source.count("gl.NVMMASharedLayout") == {"two results": 4, "a wide result": 2}.get(name, 3)
+    assert source.count("gl.NVMMASharedLayout") == {"two results": 4, "a tile is loaded": 4, "a wide result": 2}.get(
+        name, 3
+    )
 
 
 FASTER = {
@@ -153,8 +156,17 @@ def test_sides_that_are_not_multiples_of_blocks(m: int, n: int, both: bool, tile
 
 
 @pytest.mark.parametrize("n", [256, 296])
-def test_wide_results(n: int) -> None:
-    assert_same(linear(300, n, 200, results=F32))
+@pytest.mark.parametrize("tile", [False, True])
+def test_wide_results(n: int, tile: bool) -> None:
+    assert_same(linear(300, n, 200, results=F32, tile=tile))
+
+
+def test_a_tile_arrives_while_its_block_is_multiplied() -> None:
+    example = TAKEN["a tile is loaded"]
+    source = TARGET.emit(example, in_turn(example))
+    assert "tl.load(c_ptr" not in source and source.count("staged.load(SUMS)") == 1
+    fetch, compute = (source.index(f"def linear_{part}(") for part in ("fetch", "compute"))
+    assert "c_desc, [m0, n0]" in source[fetch:compute]
 
 
 @pytest.mark.parametrize("programs", [1, 2, 3])
@@ -166,24 +178,32 @@ def test_rows_that_are_not_known() -> None:
     assert_same(linear(ROWS, 256, 200), sizes={ROWS: 333})
 
 
-@pytest.mark.parametrize(
-    ("line", "instead"),
-    [
-        ("hopper.mbarrier.wait(turns.index(group), turn)", "pass"),
-        ("hopper.mbarrier.arrive(turns.index(1 - group), count=1)", "pass"),
-        ("hopper.mbarrier.arrive(emptied.index(behind), count=1)", "pass"),
-        (
-            "hopper.mbarrier.arrive(emptied.index(behind), count=1)",
-            "hopper.mbarrier.arrive(emptied.index(slot), count=1)",
-        ),
-        ("sums = hopper.warpgroup_mma_wait(0, deps=(sums,))", "sums = hopper.warpgroup_mma_wait(1, deps=(sums,))"),
-    ],
-)
-def test_threads_notice_a_wait_or_a_message_that_is_missing(
-    line: str, instead: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_loaded_may_arrive_at_once_or_late(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gluon_threads, "LATE", late)
+    for k in (64, 704):
+        assert_same(linear(640, 384, k, tile=True))
+
+
+EMPTIED = "hopper.mbarrier.arrive(emptied.index({}), count=1)"
+FAULTS = {
+    "no turn": ("hopper.mbarrier.wait(turns.index(group), turn)", "pass"),
+    "no turn for the other": ("hopper.mbarrier.arrive(turns.index(1 - group), count=1)", "pass"),
+    "a slot that is kept": (EMPTIED.format("behind"), "pass"),
+    "a slot that is released too early": (EMPTIED.format("behind"), EMPTIED.format("slot")),
+    "sums that are still running": ("warpgroup_mma_wait(0, deps=(sums,))", "warpgroup_mma_wait(1, deps=(sums,))"),
+    "a tile over a result": ("hopper.mbarrier.wait(vacant.index(group), turn)", "pass"),
+    "a tile that has not arrived": ("hopper.mbarrier.wait(arrived.index(group), arrival)", "pass"),
+    "memory that is kept": ("hopper.mbarrier.arrive(vacant.index(group), count=1)", "pass"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_threads_notice_a_wait_or_a_message_that_is_missing(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gluon_threads, "PATIENCE", 1.0)
-    example = linear(640, 384, 704)
+    monkeypatch.setattr(gluon_threads, "LATE", fault == "a tile that has not arrived")
+    line, instead = FAULTS[fault]
+    example = linear(640, 384, 64 if fault == "a tile over a result" else 704, tile=True)
     source = TARGET.emit(example, in_turn(example))
     assert line in source
     with pytest.raises((AssertionError, TypeError)):
@@ -199,8 +219,8 @@ def test_it_compiles_without_a_device(name: str) -> None:
     stages = dict(TARGET.stages(example, TARGET.emit(example, in_turn(example)), "sm_90"))
     ptx, sass = str(stages["ptx"]), str(stages["sass"])
     assert "setmaxnreg.inc" in ptx and "wgmma.wait_group.sync.aligned 1;" in ptx
-    messages = ptx.count("cp.async.bulk.tensor.2d.shared")
-    assert messages == (4 if name == "columns in memory" else 2), "a row of a message has 64 elements"
+    messages = {"columns in memory": 4, "a tile is loaded": 4}.get(name, 2)
+    assert ptx.count("cp.async.bulk.tensor.2d.shared") == messages, "a row of a message has 64 elements"
     assert sass.count("HGMMA.64x128x16") == 32, "of each group: the first products of a block, and its loop"
     assert "STL" not in sass, "nothing is spilled"
 
@@ -213,7 +233,7 @@ def assert_same(
     want = expected(example, args, given)
     gluon_threads.run(example, source or TARGET.emit(example, in_turn(example)), args, programs, given)
     near = 2e-3 if args[-1].dtype is torch.float16 else 1.6e-2
-    for got, right in zip(args[3:], want[3:], strict=True):
+    for got, right in zip(args, want, strict=True):
         torch.testing.assert_close(got, right, rtol=near, atol=near, equal_nan=True)
 
 

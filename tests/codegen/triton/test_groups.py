@@ -291,7 +291,7 @@ def test_threads_notice_a_wait_or_a_message_that_is_missing(
     kernel = online_attention(3, 384, 640, 64, scale=0.125)
     source = TARGET.emit(kernel, specialised(kernel))
     assert line in source
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, AttributeError, TypeError)):  # sums that are not there have no methods
         assert_same(kernel, source.replace(line, instead))
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from fusion.codegen.triton.blocks import Blocked, Config
 from fusion.codegen.triton.devices import speeds
+from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.forms.warp_groups import groups
+from fusion.codegen.triton.products.descriptors import loaded_tiles
+from fusion.lowering.ir.expr import Load
 from fusion.lowering.ir.kernel import Store
 
 GROUPS = 2
@@ -34,9 +37,9 @@ def default(blocked: Blocked) -> AlternatingConfig:
 
 
 def staged(blocked: Blocked, config: Config) -> int:
-    """Return the bytes of the blocks of both groups that leave through shared memory."""
-    width = max((stmt.value.dtype.itemsize for stmt in leaving(blocked)), default=0)
-    return GROUPS * config.block("m") * config.block("n") * width
+    """Return the bytes of the blocks of both groups in which tiles arrive and results leave."""
+    used = bool(leaving(blocked)) or arriving(blocked) is not None
+    return GROUPS * config.block("m") * config.block("n") * HALF * used
 
 
 def leaving(blocked: Blocked) -> list[Store]:
@@ -46,3 +49,13 @@ def leaving(blocked: Blocked) -> list[Store]:
     """
     narrow = [stmt for stmt in blocked.body if isinstance(stmt, Store) and stmt.value.dtype.itemsize == HALF]
     return [stmt for stmt in narrow if stmt.value.dtype is narrow[0].value.dtype]
+
+
+def arriving(blocked: Blocked) -> tuple[Load, Matrix] | None:
+    """Return the tile of the epilogue that arrives while its block is multiplied, where results leave afterwards."""
+    stores = leaving(blocked)
+    for load, matrix in loaded_tiles(blocked).items():
+        alike = not stores or load.dtype is stores[0].value.dtype
+        if alike and matrix.rows.name == "m" and matrix.base == 0:
+            return load, matrix
+    return None

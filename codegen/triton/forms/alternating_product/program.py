@@ -36,7 +36,7 @@ from fusion.codegen.triton.expressions.scalar_code import TYPES, cast
 from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import descriptor_comments, launched_function, signature
-from fusion.codegen.triton.forms.alternating_product.config import GROUPS, leaving
+from fusion.codegen.triton.forms.alternating_product.config import GROUPS, HALF, leaving
 from fusion.codegen.triton.forms.alternating_product.rule import Moved, epilogue_params, moved_by
 from fusion.codegen.triton.forms.persistent_product.program import count_blocks
 from fusion.codegen.triton.forms.warp_groups import groups
@@ -46,6 +46,7 @@ from fusion.codegen.triton.products import descriptors
 from fusion.codegen.triton.products.block_order import assign_block, blocks_of, start_block, swizzled
 from fusion.codegen.triton.products.selection import column_ends, select
 from fusion.codegen.triton.writer import Writer
+from fusion.lowering.ir.expr import Load
 from fusion.lowering.ir.kernel import Kernel, Store
 
 SUMS, ROWS, STAGED = "SUMS", "ROWS", "staged"
@@ -57,7 +58,11 @@ RINGS = ("left", "right")
 BARRIERS = ("filled", "emptied", "turns")
 """The barriers: of each slot, and of the turn of each group."""
 
-_NAMES = (*RINGS, *BARRIERS, SUMS, ROWS, STAGED, GROUP, "out", "slot", "phase", "first", "turn", "steps")
+TILES = ("arrived", "vacant")
+"""The barriers of the memory in which a group's tiles arrive and its results leave: the tile is there, it is free."""
+
+_NAMES = (*RINGS, "out", *BARRIERS, *TILES, SUMS, ROWS, STAGED, GROUP)
+_VARIABLES = ("slot", "phase", "first", "turn", "steps", "arrival")
 _MODULES = ("gl", "gluon", "hopper")
 
 
@@ -68,7 +73,7 @@ def functions(kernel: Kernel, layouts: Sequence[Layout], writer: Writer, hosted:
     """
     params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
     constants = list(layouts[0].constants)
-    names = [*params, *constants, *_NAMES, *_MODULES, *prelude.FUNCTIONS, kernel.name]
+    names = [*params, *constants, *_NAMES, *_VARIABLES, *_MODULES, *prelude.FUNCTIONS, kernel.name]
 
     def values(*further: str) -> Values:
         return writer.values(layouts[0], Identifiers([*names, *further]))
@@ -97,18 +102,21 @@ class Product:
     left: Transfer
     right: Transfer
     results: dict[str, Transfer]
+    tile: Transfer | None
 
     @property
     def pointers(self) -> list[str]:
         """Return the parameters that its epilogue accesses by pointers."""
-        return [param for param in epilogue_params(self.layout.blocked) if param not in self.results]
+        described = {*self.results, *([self.moved.tile[0].buffer] if self.moved.tile else [])}
+        return [param for param in epilogue_params(self.layout.blocked) if param not in described]
 
 
 def _described(described: descriptors.Descriptors, layout: Layout) -> Product:
     moved = moved_by(layout.blocked)
     left, right = (described.of(matrix, layout) for matrix in (moved.left, moved.right))
     results = {param: replace(described.of(matrix, layout), staged=STAGED) for param, matrix in moved.results.items()}
-    return Product(layout, moved, left, right, results)
+    tile = None if moved.tile is None else described.of(moved.tile[1], layout)
+    return Product(layout, moved, left, right, results, tile)
 
 
 def _with_layout(kernel: Kernel, hosted: Hosted) -> Hosted:
@@ -146,17 +154,18 @@ class AlternatingProgram:
     @property
     def fetch_takes(self) -> list[str]:
         """Return the parameters of the loading function."""
-        return [*self.params, *self.constants, *RINGS, "filled", "emptied"]
+        tiles = ["out", *TILES] if self.own.tile else []
+        return [*self.params, *self.constants, *RINGS, "filled", "emptied", *tiles]
 
     @property
     def compute_takes(self) -> list[str]:
         """Return the parameters of the computing function, after the group."""
-        return [*self.params, *self.constants, *RINGS, *(["out"] if self._leaving else []), *BARRIERS]
+        return [*self.params, *self.constants, *RINGS, *(["out"] if self._uses_out else []), *BARRIERS, *self._tiles]
 
     @property
     def reserved(self) -> list[str]:
         """Return the other names that the generated lines use."""
-        return [*_NAMES, *_MODULES]
+        return [*_NAMES, *_VARIABLES, *_MODULES]
 
     def start(self, values: Values) -> None:
         """Add the lines of the launched function, which allocates memory and barriers and starts the groups."""
@@ -165,18 +174,23 @@ class AlternatingProgram:
         for name, transfer in zip(RINGS, (self.own.left, self.own.right), strict=True):
             shape = values.layout.shape((transfer.rows, transfer.columns), depth)
             values.line("{} = gl.allocate_shared_memory({}, {}, {}.layout)", name, element, shape, transfer.name)
-        if self._leaving:
+        if self._uses_out:
             self._allocate_out(values)
-        for name, count in zip(BARRIERS, (depth, depth, GROUPS), strict=True):
+        counts = [*zip(BARRIERS, (depth, depth, GROUPS), strict=True), *((name, GROUPS) for name in self._tiles)]
+        for name, count in counts:
             values.line("{} = {}({}, 1)", name, "_barriers", count)
         groups.start(values, self.name, self, GROUPS)
 
     def _allocate_out(self, values: Values) -> None:
-        """Add the line that allocates the blocks in which results leave."""
-        element, dims = TYPES[self._leaving[0].value.dtype], self._sides
-        layout = compose("gl.NVMMASharedLayout.get_default_for({}, {})", values.layout.shape(dims), element)
-        for transfer in self.own.results.values():
-            layout = compose("{}.layout", transfer.name)
+        """Add the line that allocates the blocks in which tiles arrive and results leave."""
+        moved, dims = self.own.moved, self._sides
+        described = [*self.own.results.values(), *([self.own.tile] if self.own.tile else [])]
+        dtype = moved.tile[0].dtype if moved.tile else leaving(self.layout.blocked)[0].value.dtype
+        element = TYPES[dtype]
+        if described:
+            layout = compose("{}.layout", described[0].name)
+        else:
+            layout = compose("gl.NVMMASharedLayout.get_default_for({}, {})", values.layout.shape(dims), element)
         shape = values.layout.shape(dims, GROUPS)
         values.line("out = gl.allocate_shared_memory({}, {}, {})", element, shape, layout)
 
@@ -184,7 +198,11 @@ class AlternatingProgram:
         """Return the function of the loading warp."""
         over = self._over
         values.line("slot, phase = 0, 1")
-        block, blocks, (columns,) = self._open(values, [[each.right.name] for each in self.products], ["columns"])
+        tiles = ["tile"] if self.own.tile else []
+        if tiles:
+            values.line("group, turn = 0, 1")
+        choices = [[each.right.name, *([each.tile.name] if each.tile else [])] for each in self.products]
+        block, blocks, (columns, *tiles) = self._open(values, choices, ["columns", *tiles])
         k0 = values.open("k0")
         values.starts[over] = k0
         values.line("hopper.mbarrier.wait(emptied.index(slot), phase)")
@@ -194,21 +212,36 @@ class AlternatingProgram:
             values.line("{}({}, {}, filled.index(slot), {}.index(slot))", LOAD, transfer.name, corner, ring)
         values.line("slot, phase = {}(slot, phase, {})", "_next_slot", self.layout.config.num_stages)
         values.close("for {} in range(0, {}, {}):", k0, values.index_tile(over.size).code, over.constant)
+        for name in tiles:
+            self._fetch_tile(values, name)
         values.close("for {} in range(tl.program_id(0), {}, tl.num_programs(0)):", block, blocks)
         return Function("fetch", self.fetch_takes, values.scopes[0].lines, self.constants)
+
+    def _fetch_tile(self, values: Values, name: str) -> None:
+        """Load the tile of a block behind its operands, when the result of the group's last block has left."""
+        assert self.own.tile is not None
+        _, corner, _ = values.block_corner(self.own.tile)
+        m, n = (side.constant for side in self._sides)
+        values.line("hopper.mbarrier.wait(vacant.index(group), turn)")
+        values.line("hopper.mbarrier.expect(arrived.index(group), {} * {} * {})", m, n, HALF)
+        values.line("{}({}, {}, arrived.index(group), out.index(group))", LOAD, name, corner)
+        values.line("turn ^= group")
+        values.line("group ^= 1")
 
     def compute(self, values: Values) -> Function:
         """Return the function of a group."""
         over, (dot,), moved = self._over, self.layout.blocked.dots, self.own.moved
         m, n = self._sides
         values.line("{}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {}, 16])", SUMS, n.constant)
-        if self._leaving:
+        if self._uses_out:
             values.line("{} = out.index({})", STAGED, GROUP)
         if moved.by_rows:
             width = min(moved.by_rows.values())
             values.line("{}: tl.constexpr = gl.BlockedLayout([1, {}], [1, 32], [4, 1], [1, 0])", ROWS, width)
         values.line("steps = tl.cdiv({}, {})", values.index_tile(over.size).code, over.constant)
         values.line("first, turn = {0} * steps, 1 - {0}", GROUP)
+        if self.own.tile:
+            values.line("arrival = 0")
         block, blocks = self._open_results(values)
         body = Body(values)
         result = values.fresh(dot.name, values.depth)
@@ -219,12 +252,29 @@ class AlternatingProgram:
         values.line("first += {} * steps", GROUPS)
         sums = Tile(as_code(result), (m, n), values.depth)
         values.bind(dot.ref, replace(sums, code=cast(sums.code, torch.float32, dot.dtype)))
+        if self.own.moved.tile is not None:
+            self._await_tile(values, self.own.moved.tile[0])
         self._store(values, body)
+        if self.own.tile:
+            self._release(values)
         begin = compose("tl.program_id(0) + {} * tl.num_programs(0)", GROUP)
         values.close("for {} in range({}, {}, {} * tl.num_programs(0)):", block, begin, blocks, GROUPS)
         if moved.results:
             values.line("hopper.tma.store_wait(0)")
         return Function("compute", [GROUP, *self.compute_takes], values.scopes[0].lines, [GROUP, *self.constants])
+
+    def _await_tile(self, values: Values, load: Load) -> None:
+        """Read the tile of the block, before results leave from its memory."""
+        values.line("hopper.mbarrier.wait(arrived.index({}), arrival)", GROUP)
+        values.line("arrival ^= 1")
+        values.emitters[load] = lambda: Tile(compose("{}.load({})", STAGED, SUMS), self._sides, values.depth)
+        values.load_now(load)
+
+    def _release(self, values: Values) -> None:
+        """Signal that the next tile may arrive, once the result has been read."""
+        if self.own.results:
+            values.line("hopper.tma.store_wait(0)")
+        values.line("hopper.mbarrier.arrive(vacant.index({}), count=1)", GROUP)
 
     def _open_results(self, values: Values) -> tuple[Code, Code]:
         """Open the loop over blocks, for a group; return its variable, and the number of blocks."""
@@ -259,8 +309,14 @@ class AlternatingProgram:
                 values.forget(dim)
 
     @property
-    def _leaving(self) -> list[Store]:
-        return leaving(self.layout.blocked)
+    def _uses_out(self) -> bool:
+        """Whether tiles arrive or results leave through shared memory."""
+        return bool(leaving(self.layout.blocked)) or self.own.tile is not None
+
+    @property
+    def _tiles(self) -> Sequence[str]:
+        """Return the barriers of the memory of tiles, if tiles arrive."""
+        return TILES if self.own.tile else ()
 
     @property
     def _over(self) -> Dim:

@@ -11,7 +11,7 @@ from fusion.codegen.triton.blocks import Blocked
 from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.forms import persistent_product
-from fusion.codegen.triton.forms.alternating_product.config import default, leaving
+from fusion.codegen.triton.forms.alternating_product.config import arriving, default, leaving
 from fusion.codegen.triton.forms.form import Task
 from fusion.codegen.triton.forms.persistent_product.rule import factors
 from fusion.codegen.triton.forms.warp_groups import groups
@@ -31,6 +31,7 @@ class Moved:
     Attributes:
         left, right: the operands.
         results: by parameter, the results that leave by a descriptor.
+        tile: the tile of the epilogue that arrives by a descriptor, if any.
         by_rows: by parameter, the results that leave through shared memory and no descriptor holds; how many elements
             a thread stores at once.
     """
@@ -38,6 +39,7 @@ class Moved:
     left: Matrix
     right: Matrix
     results: dict[str, Matrix]
+    tile: tuple[Load, Matrix] | None
     by_rows: dict[str, int]
 
 
@@ -117,8 +119,8 @@ def moved_by(blocked: Blocked) -> Moved:
     targets = [target_of(blocked, stmt) for stmt in stores]
     described = {matrix.param: matrix for matrix in targets if matrix is not None and matrix.base == 0}
     if len(described) == len(stores) and all(matrix.rows.name == "m" for matrix in described.values()):
-        return Moved(left, right, described, {})
-    return Moved(left, right, {}, {stmt.param: _together(blocked, stmt) for stmt in stores})
+        return Moved(left, right, described, arriving(blocked), {})
+    return Moved(left, right, {}, arriving(blocked), {stmt.param: _together(blocked, stmt) for stmt in stores})
 
 
 def _together(blocked: Blocked, stmt: Store) -> int:
@@ -163,6 +165,7 @@ def common(blocked: Blocked) -> object:
     types = tuple(blocked.kernel.param(name).dtype for name in (moved.right.param, *(stmt.param for stmt in stores)))
     columns = blocked.named("n").size
     edge = None if columns % default(blocked).block("n") == 0 else columns
+    arrives = None if moved.tile is None else numbers[moved.tile[0].buffer]
     left, sizes = moved.left, tuple(dim.size for dim in blocked.dims if dim.name in ("m", "k"))
     sides = left.param, left.stride, left.rows.name, moved.right.rows.name
-    return computed, offsets, types, edge, sides, sizes
+    return computed, offsets, arrives, types, edge, sides, sizes

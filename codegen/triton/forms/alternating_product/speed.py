@@ -13,6 +13,7 @@ from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.forms import persistent_product
 from fusion.codegen.triton.forms.alternating_product.config import default
 from fusion.codegen.triton.forms.persistent_product.speed import filled, further, work_of
+from fusion.codegen.triton.products.descriptors import loads_tiles
 
 
 def reached(parts: Sequence[Blocked]) -> float:
@@ -21,6 +22,7 @@ def reached(parts: Sequence[Blocked]) -> float:
     shape, length = known.alternating, extent(parts[0].sides(parts[0].dots[0])[2].size)
     assert shape is not None, "called for a device without groups of warps"
     end = shape.end + shape.slope * max(map(work_of, parts)) + shape.further * max(map(further, parts))
+    end += shape.loading if any(map(loads_tiles, parts)) else 0
     return shape.share * (length + known.library_end) / (length + end)
 
 

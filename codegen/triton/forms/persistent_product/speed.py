@@ -16,11 +16,12 @@ from typing import TypeAlias
 from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, programs
 from fusion.codegen.triton.devices import PersistentShape, speeds
 from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig, divided, fitted
-from fusion.codegen.triton.products.descriptors import loads_tiles, tile_loads
+from fusion.codegen.triton.products.descriptors import loads_tiles, target_of, tile_loads
 from fusion.codegen.triton.products.stacked import stack_of
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
 from fusion.lowering.ir.expr import Expr, Op, TileRef, postorder
 from fusion.lowering.ir.kernel import Store, values_of
+from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.ir.sizes import with_values
 
 _Shapes: TypeAlias = "dict[PersistentConfig, PersistentShape]"
@@ -91,9 +92,10 @@ def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[Persisten
     length = min(extent(part.of(part.dots[0].over)[0].size) for part in parts)
     work, loading, more = max(map(work_of, parts)), any(map(loads_tiles, parts)), max(map(further, parts))
     known, shares = speeds(parts[0].device).persistent, {}
+    scattered = known.by_threads if any(map(_stores_by_threads, parts)) else 0
     for config, shape in _shapes(parts).items():
         if single or shape.parts == 1:
-            end = shape.end + shape.slope * work + (shape.loading if loading else 0) + shape.further * more
+            end = shape.end + shape.slope * work + (shape.loading if loading else 0) + shape.further * more + scattered
             share = shape.apart if not one else (shape.joined if joined else 0.0) or shape.share
             shares[config] = share * (length + known.library_end) / (length + end)
     return shares
@@ -126,6 +128,12 @@ def _columns(blocked: Blocked) -> int:
     """Return the columns of the results; unknown sizes are assumed to be as traced."""
     (dim,) = (dim for dim in blocked.grid() if dim.name == "n")
     return extent(with_values(dim.size, dict(blocked.kernel.traced)))
+
+
+def _stores_by_threads(blocked: Blocked) -> bool:
+    """Return whether a result of 16 bits does not leave by a descriptor."""
+    halves = (stmt for stmt in blocked.body if isinstance(stmt, Store) and stmt.value.dtype in HALVES)
+    return any(target_of(blocked, stmt) is None for stmt in halves)
 
 
 def further(blocked: Blocked) -> float:
