@@ -12,6 +12,7 @@ from fusion.codegen.numerics import DEFAULT
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import H200, device_of
 from fusion.codegen.triton.forms import FORMS, SINGLE_KERNEL, Form, Refused, Task, candidates, form_of, single_kernel
+from fusion.codegen.triton.forms.alternating_product import AlternatingProduct
 from fusion.codegen.triton.forms.chained import Chained
 from fusion.codegen.triton.forms.last_block import LastBlock
 from fusion.codegen.triton.forms.maps import Maps
@@ -20,7 +21,7 @@ from fusion.codegen.triton.forms.persistent_product import PersistentConfig, Per
 from fusion.codegen.triton.forms.pointer_product import PointerProduct
 from fusion.codegen.triton.forms.rows import Rows
 from fusion.codegen.triton.forms.scans import Scans
-from fusion.codegen.triton.forms.side_by_side import JoinedProducts, SideBySide
+from fusion.codegen.triton.forms.side_by_side import JoinedAlternatingProducts, JoinedProducts, SideBySide
 from fusion.codegen.triton.forms.skinny import Skinny
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
 from fusion.lowering.ir.kernel import Kernel
@@ -34,19 +35,28 @@ from tests.codegen.kernels.small import SMALL
 
 KERNELS = {**{f"small {name}": kernel for name, kernel in SMALL.items()}, **LARGE}
 PRODUCT = matmul(4096, 2048, 2048, BF16)
+
+
+def beside(kernel: Kernel) -> Kernel:
+    """A kernel twice in one launch."""
+    return replace(kernel, beside=(replace(kernel, name="other"),))
+
+
 FIRST: dict[str, tuple[Kernel, type[Form]]] = {
     "map": (add(1 << 20), Maps),
     "rows": (softmax(4096, 1024, WHOLE), Rows),
     "scan": (scan("sum", 64, 4096, LOOP), Scans),
     "matrix and vectors": (linear(4, 4096, 4096, BF16), MatrixVector),
     "few columns": (matmul(16, 4096, 4096, BF16), Skinny),
-    "halves": (matmul(4096, 4096, 4096, BF16), PersistentProduct),
+    "halves": (matmul(8192, 4096, 4096, BF16, out=BF16), AlternatingProduct),
+    "halves of few blocks": (matmul(1024, 2048, 2048, BF16, out=BF16), PersistentProduct),
     "float32": (matmul(4096, 4096, 4096, F32), PointerProduct),
     "rows at odd addresses": (matmul(4096, 4099, 515, BF16), PointerProduct),
     "attention": (online_attention(32, 4096, 4096, 128, dtype=BF16), WarpSpecialised),
     "attention of heads too wide": (online_attention(32, 4096, 4096, 320, dtype=BF16), Chained),
     "side by side": (replace(add(1000), beside=(softmax(100, 64, WHOLE),)), SideBySide),
-    "products of the same rows": (replace(PRODUCT, beside=(replace(PRODUCT, name="other"),)), JoinedProducts),
+    "products of the same rows": (beside(matmul(1024, 1024, 2048, BF16, out=BF16)), JoinedProducts),
+    "large products of the same rows": (beside(PRODUCT), JoinedAlternatingProducts),
     "last block": (replace(softmax(100, 64, WHOLE), then=softmax(1, 64, WHOLE)), LastBlock),
 }
 

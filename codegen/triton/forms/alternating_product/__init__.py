@@ -20,13 +20,15 @@ from fusion.codegen.triton.blocks import Config, extent
 from fusion.codegen.triton.expressions.code import Code
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.matrices import Hosted
-from fusion.codegen.triton.forms import efficiency, limits
+from fusion.codegen.triton.forms import limits
 from fusion.codegen.triton.forms.alternating_product import speed
 from fusion.codegen.triton.forms.alternating_product.config import AlternatingConfig, default, staged
 from fusion.codegen.triton.forms.alternating_product.program import functions
 from fusion.codegen.triton.forms.alternating_product.rule import refusal
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.writer import Writer
+
+_SHORTEST = 128  # of rows, columns and sums
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,8 @@ class AlternatingProduct(Form):
     @property
     def slower(self) -> str:
         """Return why a persistent product of one group is faster: for few blocks, or short sides."""
-        config = default(self.blocked)
-        short = [dim for dim in self.blocked.grid() if extent(dim.size) < config.block(dim.name)]
-        if short:
-            return f"a side is shorter than {config.block(short[0].name)}"
+        if any(extent(dim.size) < _SHORTEST for dim in self.blocked.dims):
+            return f"a side is shorter than {_SHORTEST}"
         if not speed.hides_epilogues([self.blocked]):
             return "there are blocks for one group only"
         return "" if speed.is_fastest([self.blocked]) else "one group is faster on these blocks"
@@ -62,9 +62,8 @@ class AlternatingProduct(Form):
         return 1.0 / speed.of_groups([self.blocked])
 
     def efficiency(self) -> float:
-        """Return the share of the library's speed."""
-        busy = efficiency.occupied(self.blocked, self.task.numerics, default(self.blocked))
-        return speed.reached([self.blocked]) * busy
+        """Return the share of the library's speed, whose blocks divide the results evenly more often."""
+        return speed.of_groups([self.blocked])
 
     def fit(self, config: Config) -> Config | None:
         """Return a configuration with as many stages as fit next to the blocks that leave."""

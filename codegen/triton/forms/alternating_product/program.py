@@ -114,8 +114,8 @@ class Product:
 def _described(described: descriptors.Descriptors, layout: Layout) -> Product:
     moved = moved_by(layout.blocked)
     left, right = (described.of(matrix, layout) for matrix in (moved.left, moved.right))
-    results = {param: replace(described.of(matrix, layout), staged=STAGED) for param, matrix in moved.results.items()}
     tile = None if moved.tile is None else described.of(moved.tile[1], layout)
+    results = {param: replace(described.of(matrix, layout), staged=STAGED) for param, matrix in moved.results.items()}
     return Product(layout, moved, left, right, results, tile)
 
 

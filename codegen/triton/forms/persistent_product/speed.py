@@ -82,7 +82,7 @@ def ranked(parts: Sequence[Blocked], *, joined: bool = False) -> list[Persistent
 def best(parts: Sequence[Blocked], *, joined: bool = False) -> float:
     """Return the predicted share of the library's speed for the best configuration of products of one launch."""
     shares = _shares(parts, joined=joined)
-    return max(shares[form] * _used(parts, form) for form in shares)
+    return max((shares[form] * _used(parts, form) for form in shares), default=0.0)
 
 
 def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[PersistentConfig, float]:

@@ -13,6 +13,7 @@ from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_
 from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, Operand
 from fusion.codegen.triton.expressions.indices import Layout, index_code
 from fusion.codegen.triton.forms import single_kernel
+from fusion.codegen.triton.forms.alternating_product import AlternatingProduct
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed
 from fusion.codegen.triton.forms.persistent_product.config import divided
@@ -98,7 +99,8 @@ def _persistent(tasks: Sequence[Task], *, joined: bool = False) -> list[Choice]:
 
 def first(task: Task) -> Choice:
     """Return the first choice of Triton's own language for a kernel that is not a persistent product."""
-    plans = [plan for plan in single_kernel.plans(task) if not isinstance(plan, (PersistentProduct, SharedRows))]
+    persistent = (PersistentProduct, AlternatingProduct, SharedRows)
+    plans = [plan for plan in single_kernel.plans(task) if not isinstance(plan, persistent)]
     return single_kernel.within((plan, config) for plan in plans for config in plan.configs())[0]
 
 
