@@ -122,7 +122,7 @@ class PersistentSpeeds:
         free: the additions for each result that its store hides.
         by_threads: time that a block takes longer, in elements of the sum, if threads store it, as no descriptor can
             hold its rows; groups of warps that take turns hide it.
-        alternating: the block of products whose groups of warps take turns; None where there are no such groups.
+        alternating: the blocks of products whose groups of warps take turns; none where there are no such groups.
     """
 
     shapes: tuple[PersistentShape, ...]
@@ -133,7 +133,7 @@ class PersistentSpeeds:
     costs: Mapping[ScalarName, int] = field(hash=False)
     free: int
     by_threads: int
-    alternating: PersistentShape | None = None
+    alternating: tuple[PersistentShape, ...] = ()
 
     def cost(self, name: ScalarName) -> int:
         """Return the cost of an operation of an epilogue, in additions."""

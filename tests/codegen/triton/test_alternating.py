@@ -25,7 +25,7 @@ from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Store, rename
 from tests.codegen.kernels.making import BF16, F16, F32, GRID, LOOP, expected, i, j, kernel, load, param, r, tensors
 from tests.codegen.kernels.products import gated, matmul, transposed
 from tests.codegen.triton import gluon_threads
-from tests.codegen.triton.test_persistent import activated
+from tests.codegen.triton.test_persistent import activated, gelu, graded
 
 TARGET = TritonTarget("sm_90")
 ROWS = sympy.Symbol("rows", integer=True, positive=True)
@@ -112,6 +112,13 @@ FASTER = {
     "two results": TAKEN["two results"],
     "a wide result": TAKEN["a wide result"],
 }
+
+
+def test_more_warps_finish_long_epilogues_sooner() -> None:
+    """H200, the gradient of a GELU: groups of four warps 77.4 µs, of eight 70.3; a ReLU: 58.4 and 58.6."""
+    factor = gelu(Cast(load("c", 3072 * i + j, BF16), F32))
+    assert in_turn(graded(8192, 3072, 768, factor)).num_warps == 8
+    assert in_turn(TAKEN["plain"]).num_warps == 4
 
 
 @pytest.mark.parametrize("name", FASTER)

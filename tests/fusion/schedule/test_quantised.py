@@ -124,8 +124,10 @@ def test_a_scale_per_channel_is_applied_to_the_sum(name: str) -> None:
     assert {load.buffer for load in loads(*fold.args)} == {"in0", "in1"}
 
 
-def test_many_rows_are_left_to_the_library_and_bytes_decide_for_few() -> None:
-    assert any(isinstance(step, Extern) for step in calls(per_channel, *inputs(per_channel, 4096, 4096, 4096)))
+def test_many_rows_are_multiplied_apart_from_their_conversion_and_bytes_decide_for_few() -> None:
+    converted, product = calls(per_channel, *inputs(per_channel, 4096, 4096, 4096))
+    assert isinstance(converted, KernelCall) and not any(stmt.op == "dot" for stmt in folds(converted.kernel))
+    assert isinstance(product, Extern) or torch.int8 not in {param.dtype for param in product.kernel.params}
     assert isinstance(calls(F.linear, torch.randn(64, 4096).to(BF16), torch.randn(4096, 4096).to(BF16))[0], Extern)
     assert folds(only_kernel(F.linear, torch.randn(1, 4096).to(BF16), torch.randn(4096, 4096).to(BF16)))
 

@@ -6,8 +6,10 @@
 
 While one group computes the epilogue of its block and stores it, the matrix units multiply for the other one.  In a
 persistent program of one group (`persistent_product`) the matrix units wait for each epilogue; two such programs on a
-multiprocessor hide it only where they happen to be at different stages.  (measured: docs/performance.md,
-`alternating_product`)
+multiprocessor hide it only where they happen to be at different stages.
+
+A tile that the epilogue reads, such as a residual, is loaded while its block is multiplied, into the memory from which
+the result leaves afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.forms import limits
 from fusion.codegen.triton.forms.alternating_product import speed
-from fusion.codegen.triton.forms.alternating_product.config import AlternatingConfig, default, staged
+from fusion.codegen.triton.forms.alternating_product.config import AlternatingConfig, staged
 from fusion.codegen.triton.forms.alternating_product.program import functions
 from fusion.codegen.triton.forms.alternating_product.rule import refusal
 from fusion.codegen.triton.forms.form import Form, Refused, Task
@@ -54,16 +56,16 @@ class AlternatingProduct(Form):
         return "" if speed.is_fastest([self.blocked]) else "one group is faster on these blocks"
 
     def configs(self) -> tuple[Config, ...]:
-        """Return the only configuration."""
-        return (default(self.blocked),)
+        """Return the configurations, the best first as predicted."""
+        return tuple(speed.ranked([self.blocked]))
 
     def relative_time(self, config: Config) -> float:
         """Return the predicted time relative to the library's."""
-        return 1.0 / speed.of_groups([self.blocked])
+        return 1.0 / speed.of_config([self.blocked], config)
 
     def efficiency(self) -> float:
         """Return the share of the library's speed, whose blocks divide the results evenly more often."""
-        return speed.of_groups([self.blocked])
+        return speed.best([self.blocked])
 
     def fit(self, config: Config) -> Config | None:
         """Return a configuration with as many stages as fit next to the blocks that leave."""

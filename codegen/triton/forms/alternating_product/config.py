@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusion.codegen.triton.blocks import Blocked, Config
-from fusion.codegen.triton.devices import speeds
+from fusion.codegen.triton.devices import Device, PersistentShape, speeds
 from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.forms.warp_groups import groups
 from fusion.codegen.triton.products.descriptors import loaded_tiles
@@ -28,12 +28,20 @@ class AlternatingConfig(Config):
         return ["persistent", f"{GROUPS} groups in turn"]
 
 
-def default(blocked: Blocked) -> AlternatingConfig:
-    """Return the configuration of the device."""
-    shape = speeds(blocked.device).persistent.alternating
-    assert shape is not None, "called for a device without groups of warps"
+def configurations(device: Device) -> dict[AlternatingConfig, PersistentShape]:
+    """Return the configurations of a device, each with its speed; none where it has no groups of warps."""
+    return {_config(shape): shape for shape in speeds(device).persistent.alternating}
+
+
+def _config(shape: PersistentShape) -> AlternatingConfig:
     blocks = (("m", shape.m), ("k", shape.k), ("n", shape.n))
-    return AlternatingConfig(blocks, shape.warps, shape.stages, registers=groups.registers(GROUPS))
+    return AlternatingConfig(blocks, shape.warps, shape.stages, registers=groups.registers(GROUPS, shape.warps))
+
+
+def columns(device: Device) -> int:
+    """Return the columns of a block, of which there are as many in each configuration."""
+    (width,) = {config.block("n") for config in configurations(device)}
+    return width
 
 
 def staged(blocked: Blocked, config: Config) -> int:

@@ -49,19 +49,19 @@ from fusion.codegen.triton.writer import Writer
 from fusion.lowering.ir.expr import Load
 from fusion.lowering.ir.kernel import Kernel, Store
 
-SUMS, ROWS, STAGED = "SUMS", "ROWS", "staged"
+_SUMS, _ROWS, _STAGED = "SUMS", "ROWS", "staged"
 """Names: the layouts of sums and of rows of results, and the memory in which results of a group leave."""
 
-RINGS = ("left", "right")
+_RINGS = ("left", "right")
 """The slots of both operands."""
 
-BARRIERS = ("filled", "emptied", "turns")
+_BARRIERS = ("filled", "emptied", "turns")
 """The barriers: of each slot, and of the turn of each group."""
 
-TILES = ("arrived", "vacant")
+_TILES = ("arrived", "vacant")
 """The barriers of the memory in which a group's tiles arrive and its results leave: the tile is there, it is free."""
 
-_NAMES = (*RINGS, "out", *BARRIERS, *TILES, SUMS, ROWS, STAGED, GROUP)
+_NAMES = (*_RINGS, "out", *_BARRIERS, *_TILES, _SUMS, _ROWS, _STAGED, GROUP)
 _VARIABLES = ("slot", "phase", "first", "turn", "steps", "arrival")
 _MODULES = ("gl", "gluon", "hopper")
 
@@ -115,7 +115,7 @@ def _described(described: descriptors.Descriptors, layout: Layout) -> Product:
     moved = moved_by(layout.blocked)
     left, right = (described.of(matrix, layout) for matrix in (moved.left, moved.right))
     tile = None if moved.tile is None else described.of(moved.tile[1], layout)
-    results = {param: replace(described.of(matrix, layout), staged=STAGED) for param, matrix in moved.results.items()}
+    results = {param: replace(described.of(matrix, layout), staged=_STAGED) for param, matrix in moved.results.items()}
     return Product(layout, moved, left, right, results, tile)
 
 
@@ -154,13 +154,13 @@ class AlternatingProgram:
     @property
     def fetch_takes(self) -> list[str]:
         """Return the parameters of the loading function."""
-        tiles = ["out", *TILES] if self.own.tile else []
-        return [*self.params, *self.constants, *RINGS, "filled", "emptied", *tiles]
+        tiles = ["out", *_TILES] if self.own.tile else []
+        return [*self.params, *self.constants, *_RINGS, "filled", "emptied", *tiles]
 
     @property
     def compute_takes(self) -> list[str]:
         """Return the parameters of the computing function, after the group."""
-        return [*self.params, *self.constants, *RINGS, *(["out"] if self._uses_out else []), *BARRIERS, *self._tiles]
+        return [*self.params, *self.constants, *_RINGS, *(["out"] if self._uses_out else []), *_BARRIERS, *self._tiles]
 
     @property
     def reserved(self) -> list[str]:
@@ -171,12 +171,12 @@ class AlternatingProgram:
         """Add the lines of the launched function, which allocates memory and barriers and starts the groups."""
         depth, moved = self.layout.config.num_stages, self.own.moved
         element = TYPES[self.layout.blocked.kernel.param(moved.left.param).dtype]
-        for name, transfer in zip(RINGS, (self.own.left, self.own.right), strict=True):
+        for name, transfer in zip(_RINGS, (self.own.left, self.own.right), strict=True):
             shape = values.layout.shape((transfer.rows, transfer.columns), depth)
             values.line("{} = gl.allocate_shared_memory({}, {}, {}.layout)", name, element, shape, transfer.name)
         if self._uses_out:
             self._allocate_out(values)
-        counts = [*zip(BARRIERS, (depth, depth, GROUPS), strict=True), *((name, GROUPS) for name in self._tiles)]
+        counts = [*zip(_BARRIERS, (depth, depth, GROUPS), strict=True), *((name, GROUPS) for name in self._tiles)]
         for name, count in counts:
             values.line("{} = {}({}, 1)", name, "_barriers", count)
         groups.start(values, self.name, self, GROUPS)
@@ -207,7 +207,7 @@ class AlternatingProgram:
         values.starts[over] = k0
         values.line("hopper.mbarrier.wait(emptied.index(slot), phase)")
         values.line("hopper.mbarrier.expect(filled.index(slot), {})", self._bytes())
-        for ring, transfer in zip(RINGS, (self.own.left, replace(self.own.right, name=columns)), strict=True):
+        for ring, transfer in zip(_RINGS, (self.own.left, replace(self.own.right, name=columns)), strict=True):
             _, corner, _ = values.block_corner(transfer)
             values.line("{}({}, {}, filled.index(slot), {}.index(slot))", LOAD, transfer.name, corner, ring)
         values.line("slot, phase = {}(slot, phase, {})", "_next_slot", self.layout.config.num_stages)
@@ -232,12 +232,15 @@ class AlternatingProgram:
         """Return the function of a group."""
         over, (dot,), moved = self._over, self.layout.blocked.dots, self.own.moved
         m, n = self._sides
-        values.line("{}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {}, 16])", SUMS, n.constant)
+        warps = self.layout.config.num_warps
+        instruction = compose("[16, {}, 16]", n.constant)
+        values.line("{}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [{}, 1], {})", _SUMS, warps, instruction)
         if self._uses_out:
-            values.line("{} = out.index({})", STAGED, GROUP)
+            values.line("{} = out.index({})", _STAGED, GROUP)
         if moved.by_rows:
             width = min(moved.by_rows.values())
-            values.line("{}: tl.constexpr = gl.BlockedLayout([1, {}], [1, 32], [4, 1], [1, 0])", ROWS, width)
+            layout = "{}: tl.constexpr = gl.BlockedLayout([1, {}], [1, 32], [{}, 1], [1, 0])"
+            values.line(layout, _ROWS, width, warps)
         values.line("steps = tl.cdiv({}, {})", values.index_tile(over.size).code, over.constant)
         values.line("first, turn = {0} * steps, 1 - {0}", GROUP)
         if self.own.tile:
@@ -245,9 +248,9 @@ class AlternatingProgram:
         block, blocks = self._open_results(values)
         body = Body(values)
         result = values.fresh(dot.name, values.depth)
-        turned = (moved.left.rows is over, moved.right.rows is not over)
-        place = (GROUP, "turn", "first", "steps", *(Code(str(each)) for each in turned), self.layout.config.num_stages)
-        values.line("{} = {}({}, {})", result, "_multiply_in_turn", listed([*RINGS, *BARRIERS, *place]), SUMS)
+        turned = [Code(str(each)) for each in (moved.left.rows is over, moved.right.rows is not over)]
+        arguments = listed([*_RINGS, *_BARRIERS, GROUP, "turn", "first", "steps", *turned])
+        values.line("{} = {}({}, {}, {})", result, "_multiply_in_turn", arguments, self.layout.config.num_stages, _SUMS)
         values.line("turn ^= 1")
         values.line("first += {} * steps", GROUPS)
         sums = Tile(as_code(result), (m, n), values.depth)
@@ -267,11 +270,11 @@ class AlternatingProgram:
         """Read the tile of the block, before results leave from its memory."""
         values.line("hopper.mbarrier.wait(arrived.index({}), arrival)", GROUP)
         values.line("arrival ^= 1")
-        values.emitters[load] = lambda: Tile(compose("{}.load({})", STAGED, SUMS), self._sides, values.depth)
+        values.emitters[load] = lambda: Tile(compose("{}.load({})", _STAGED, _SUMS), self._sides, values.depth)
         values.load_now(load)
 
     def _release(self, values: Values) -> None:
-        """Signal that the next tile may arrive, once the result has been read."""
+        """Add the lines that let the next tile arrive, once the result has been read."""
         if self.own.results:
             values.line("hopper.tma.store_wait(0)")
         values.line("hopper.mbarrier.arrive(vacant.index({}), count=1)", GROUP)
@@ -299,10 +302,10 @@ class AlternatingProgram:
             if stmt.param not in self.own.moved.by_rows:
                 body.store(stmt)
                 continue
-            values.line("{}.store({})", STAGED, values.value(stmt.value).code)
+            values.line("{}.store({})", _STAGED, values.value(stmt.value).code)
             for dim in dims:  # threads have other elements from here on
                 values.forget(dim)
-            read = Tile(compose("{}.load({})", STAGED, ROWS), dims, values.depth)
+            read = Tile(compose("{}.load({})", _STAGED, _ROWS), dims, values.depth)
             values.bind(stmt.value, values.name(stmt.param, read))
             body.store(stmt)
             for dim in dims:
@@ -316,7 +319,7 @@ class AlternatingProgram:
     @property
     def _tiles(self) -> Sequence[str]:
         """Return the barriers of the memory of tiles, if tiles arrive."""
-        return TILES if self.own.tile else ()
+        return _TILES if self.own.tile else ()
 
     @property
     def _over(self) -> Dim:

@@ -8,20 +8,17 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.codegen.triton.blocks import Blocked
-from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.forms import persistent_product
-from fusion.codegen.triton.forms.alternating_product.config import arriving, default, leaving
+from fusion.codegen.triton.forms.alternating_product.config import arriving, columns, configurations, leaving
 from fusion.codegen.triton.forms.form import Task
 from fusion.codegen.triton.forms.persistent_product.rule import factors
+from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.forms.warp_groups import groups
 from fusion.codegen.triton.products.descriptors import matrix_of, target_of, tile_loads
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Expr, Index, Load, Random, TileRef, loads, postorder, rewrite
 from fusion.lowering.ir.kernel import Loop, Role, Store, statements, values_of
-
-SECTOR = 32
-"""Bytes that memory moves at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Moved:
 def refusal(task: Task) -> str:
     """Return why a kernel cannot be an alternating product; empty if it can."""
     kernel, blocked = task.kernel, task.blocked
-    if not groups.run_on(task.device) or speeds(task.device).persistent.alternating is None:
+    if not groups.run_on(task.device) or not configurations(task.device):
         return f"{task.device.arch} does not multiply in groups of warps"
     if kernel.beside or kernel.then is not None:
         return "it is launched with others"
@@ -125,7 +122,7 @@ def moved_by(blocked: Blocked) -> Moved:
 
 def _together(blocked: Blocked, stmt: Store) -> int:
     """Return the neighbours that a thread stores at once: as many as are aligned, at most a warp's share of a row."""
-    return min(_row_alignment(blocked, stmt) // stmt.value.dtype.itemsize, default(blocked).block("n") // 32)
+    return min(_row_alignment(blocked, stmt) // stmt.value.dtype.itemsize, columns(blocked.device) // 32)
 
 
 def epilogue_params(blocked: Blocked) -> list[str]:
@@ -163,8 +160,8 @@ def common(blocked: Blocked) -> object:
     computed = tuple(rewrite([stmt.value for stmt in stores], canonical))
     offsets = tuple(None if stmt.param in moved.results else placed(stmt.offset) for stmt in stores)
     types = tuple(blocked.kernel.param(name).dtype for name in (moved.right.param, *(stmt.param for stmt in stores)))
-    columns = blocked.named("n").size
-    edge = None if columns % default(blocked).block("n") == 0 else columns
+    width = blocked.named("n").size
+    edge = None if width % columns(blocked.device) == 0 else width
     arrives = None if moved.tile is None else numbers[moved.tile[0].buffer]
     left, sizes = moved.left, tuple(dim.size for dim in blocked.dims if dim.name in ("m", "k"))
     sides = left.param, left.stride, left.rows.name, moved.right.rows.name

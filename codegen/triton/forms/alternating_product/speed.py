@@ -1,42 +1,61 @@
 """Predicts the speed of alternating products, as `persistent_product.speed` does for those of one group.
 
 A block takes the time of its sum, and of `end` more elements of the sum: groups in turn hide most of an epilogue, but
-compete for registers and issue slots.  With one block for each multiprocessor nothing hides it.
+compete for registers and issue slots, and four warps wait for each instruction of a long one.  With one block for each
+multiprocessor nothing hides it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusion.codegen.triton.blocks import Blocked, extent, programs
+from fusion.codegen.triton.blocks import Blocked, Config, extent, programs
 from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.forms import persistent_product
-from fusion.codegen.triton.forms.alternating_product.config import default
+from fusion.codegen.triton.forms.alternating_product.config import AlternatingConfig, configurations
+from fusion.codegen.triton.forms.alternating_product.rule import moved_by
 from fusion.codegen.triton.forms.persistent_product.speed import filled, further, work_of
 from fusion.codegen.triton.products.descriptors import loads_tiles
 
+LEFT_COLUMNS = 0.96
+"""The speed of products whose left operand lies transposed in memory, relative to others (measured:
+docs/performance.md, `LEFT_COLUMNS`)."""
 
-def reached(parts: Sequence[Blocked]) -> float:
-    """Return the predicted share of the library's speed for products of one launch, if the last round were full."""
-    known = speeds(parts[0].device).persistent
-    shape, length = known.alternating, extent(parts[0].sides(parts[0].dots[0])[2].size)
-    assert shape is not None, "called for a device without groups of warps"
+
+def ranked(parts: Sequence[Blocked]) -> list[AlternatingConfig]:
+    """Return the configurations of products of one launch, the best first."""
+    return sorted(configurations(parts[0].device), key=lambda config: of_config(parts, config), reverse=True)
+
+
+def of_config(parts: Sequence[Blocked], config: Config) -> float:
+    """Return the predicted share of the library's speed in a configuration, on the blocks of these products."""
+    shapes = configurations(parts[0].device)
+    shape = next(shape for each, shape in shapes.items() if each.num_warps == config.num_warps)  # stages are cut to fit
+    length = extent(parts[0].sides(parts[0].dots[0])[2].size)
     end = shape.end + shape.slope * max(map(work_of, parts)) + shape.further * max(map(further, parts))
     end += shape.loading if any(map(loads_tiles, parts)) else 0
-    return shape.share * (length + known.library_end) / (length + end)
+    share = shape.share * (LEFT_COLUMNS if any(map(_has_left_columns, parts)) else 1.0)
+    reached = share * (length + speeds(parts[0].device).persistent.library_end) / (length + end)
+    return reached * filled([(part, config) for part in parts], 1)
 
 
-def of_groups(parts: Sequence[Blocked]) -> float:
-    """Return the predicted share of the library's speed on the blocks of these products."""
-    return reached(parts) * filled([(part, default(part)) for part in parts], 1)
+def _has_left_columns(blocked: Blocked) -> bool:
+    """Return whether the rows of the left operand are columns in memory."""
+    return moved_by(blocked).left.columns.name == "m"
+
+
+def best(parts: Sequence[Blocked]) -> float:
+    """Return the predicted share of the library's speed of the best configuration."""
+    return of_config(parts, ranked(parts)[0])
 
 
 def is_fastest(parts: Sequence[Blocked]) -> bool:
     """Return whether no configuration of one group is predicted to be faster; several products are in one loop."""
-    return of_groups(parts) >= persistent_product.speed.best(parts, joined=len(parts) > 1)
+    return best(parts) >= persistent_product.speed.best(parts, joined=len(parts) > 1)
 
 
 def hides_epilogues(parts: Sequence[Blocked]) -> bool:
     """Return whether there are blocks for both groups."""
-    blocks = sum(programs(part, default(part), dict(part.kernel.traced)) for part in parts)
+    config = ranked(parts)[0]
+    blocks = sum(programs(part, config, dict(part.kernel.traced)) for part in parts)
     return blocks > parts[0].device.multiprocessors

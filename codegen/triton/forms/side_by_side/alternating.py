@@ -42,7 +42,8 @@ class JoinedAlternatingProducts(JoinedProducts):
     def layouts(self, writer: Writer) -> list[Layout]:
         """Return the layout of each product; all have the same configuration."""
         plans = [AlternatingProduct(replace(self.task, kernel=product)) for product in self.products]
-        fitted = [plan.fit(plan.configs()[0]) for plan in plans]
+        best = speed.ranked([plan.blocked for plan in plans])[0]
+        fitted = [plan.fit(best) for plan in plans]
         assert all(config == fitted[0] for config in fitted), "they have results of one type"
         return [plan.lay_out(fitted[0], writer) for plan in plans if fitted[0] is not None]
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from typing_extensions import Self
 
@@ -69,7 +70,7 @@ class JoinedProducts(Form):
     products: tuple[Kernel, ...]
 
     name = "joined products"
-    takes = (PersistentConfig,)
+    takes: ClassVar[tuple[type[Config], ...]] = (PersistentConfig,)
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:

@@ -1,4 +1,4 @@
-"""Contains the parts that programs of a loading warp and groups of computing warps share (sm_90).
+"""Defines the frame of programs in which one warp loads and groups of warps compute (sm_90).
 
 | module      | contents                                                       |
 | ----------- | -------------------------------------------------------------- |

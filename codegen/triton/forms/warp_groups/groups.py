@@ -1,4 +1,4 @@
-"""Emits the frame of programs of sm_90 in which one warp loads, and two or three groups of four warps compute.
+"""Emits the frame of programs of sm_90 in which one warp loads, and two or three groups of warps compute.
 
 Input: the matrices that such a program transfers; output: the lines that such programs have in common.  They are Gluon,
 the language below Triton in which a program assigns work to its warps, and decides when a product starts and where it
@@ -27,8 +27,10 @@ GROUP = "group"
 """The number of a group, as a name."""
 
 _FETCH_REGISTERS = 24
-_REGISTERS = {2: (168, 240), 3: (128, 160)}
-"""For a number of groups, registers per thread of each warp: at the start, and of the warps of groups afterwards."""
+_REGISTERS = {(2, 4): (168, 240), (3, 4): (128, 160), (2, 8): (96, 112)}
+"""For a number of groups and of warps of each, registers per thread of each warp: at the start, and of the warps of
+groups afterwards.
+"""
 
 _TILE_CONSTRUCTORS = {"tl.arange(": "gl.arange(", "tl.full(": "gl.full("}
 
@@ -79,13 +81,14 @@ class Functions(Protocol):
         """Return the other names that its generated lines use."""
 
 
-def registers(count: int) -> int:
+def registers(count: int, warps: int = 4) -> int:
     """Return the registers per thread with which a program of `count` groups starts."""
-    return _REGISTERS[count][0]
+    return _REGISTERS[count, warps][0]
 
 
 def start(values: Values, name: str, program: Functions, count: int) -> None:
-    """Add the lines that start `count` groups and the loading warp."""
+    """Add the lines that start `count` groups, of as many warps as the program has, and the loading warp."""
+    warps = values.layout.config.num_warps
     values.line("hopper.fence_async_shared()")
     values.line("gl.warp_specialize(")
     values.line("    [")
@@ -94,6 +97,6 @@ def start(values: Values, name: str, program: Functions, count: int) -> None:
     values.line("        ({}, ({})),", f"{name}_fetch", listed(program.fetch_takes))
     values.line("    ],")
     workers = count - 1
-    values.line(f"    {[*[4] * workers, 1]},")
-    values.line(f"    {[*[_REGISTERS[count][1]] * workers, _FETCH_REGISTERS]},")
+    values.line(f"    {[*[warps] * workers, 1]},")
+    values.line(f"    {[*[_REGISTERS[count, warps][1]] * workers, _FETCH_REGISTERS]},")
     values.line(")")
