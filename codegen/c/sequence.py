@@ -1,6 +1,6 @@
 """Launches several kernels in one call.
 
-Input: the functions of kernels, and for each of their tensors the position of its address, or its place in a workspace;
+Input: the functions of kernels, and for each of their tensors its place in an argument of the call, or in a workspace;
 output: a callable that launches them one after the other.  A launch then costs a call in C, instead of Python's look at
 each tensor, and its conversion of each address.
 """
@@ -26,8 +26,12 @@ MOST_TENSORS = 48
 
 NAME = "launch_in_sequence"
 
-Place: TypeAlias = int
-"""The position of an address among those of a call, or -1 minus an offset in bytes in the workspace."""
+ARGUMENT_BITS = 16
+"""The lowest bits of an address in an argument, which hold the position of that."""
+
+Address: TypeAlias = int
+"""The address of a tensor: -1 minus its offset in bytes in the workspace, or the position of an argument and, above its
+bits, the offset in that."""
 
 Launched: TypeAlias = Callable[[Sequence[torch.Tensor], int], "tuple[int, int] | None"]
 """Launches kernels on tensors, with the address of the workspace; returns the number of the first that failed, and its
@@ -41,16 +45,32 @@ _STEP = struct.Struct("=qii")
 """The layout of `Step`: a function, the number of its tensors, and the position of its first place."""
 
 
+def in_workspace(begin: int) -> Address:
+    """Return the address of a tensor at a byte of the workspace."""
+    return -1 - begin
+
+
+def in_argument(position: int, begin: int = 0) -> Address:
+    """Return the address of a tensor at a byte of an argument.
+
+    >>> in_argument(3), in_argument(3, 64) >> ARGUMENT_BITS
+    (3, 64)
+    """
+    assert position < 1 << ARGUMENT_BITS, "a call has fewer arguments"
+    return begin << ARGUMENT_BITS | position
+
+
 def source() -> str:
     """Return the C source, which is the same for all sequences."""
     cases = []
     for count in range(MOST_TENSORS + 1):
         types, values = "void *, " * count, "".join(f"T({k}), " for k in range(count))
         cases.append(f"        case {count}: result = ((int (*)({types}int))step->call)({values}threads); break;")
+    most = (1 << ARGUMENT_BITS) - 1
     head = f"""\
 #include <stdint.h>
 typedef struct {{ int64_t call; int32_t tensors, first; }} Step;
-#define T(k) (of[k] < 0 ? workspace + (-1 - of[k]) : (char *)addresses[of[k]])
+#define T(k) (of[k] < 0 ? workspace + (-1 - of[k]) : (char *)addresses[of[k] & {most}] + (of[k] >> {ARGUMENT_BITS}))
 int64_t {NAME}(const Step *steps, int64_t count, const int64_t *places, const uint64_t *addresses, char *workspace,
         int threads) {{
     for (int64_t number = 0; number < count; number++) {{
@@ -100,7 +120,9 @@ def object_for(arch: str) -> bytes:
     return build_object(source(), NAME, bytes, arch=arch)
 
 
-def launched_in_sequence(entries: Sequence[Entry], places: Sequence[Sequence[Place]], function: InSequence) -> Launched:
+def launched_in_sequence(
+    entries: Sequence[Entry], places: Sequence[Sequence[Address]], function: InSequence
+) -> Launched:
     """Return a callable that launches functions on the tensors in these places by `function`."""
     steps, flat = bytearray(), array("q")
     for entry, of in zip(entries, places, strict=True):

@@ -261,18 +261,19 @@ class Manifest(TypedDict):
 
 
 class PartEntry(TypedDict):
-    """A tensor in the workspace of a sequence, which begins at a byte."""
+    """A tensor that begins at a byte of the workspace of a sequence, or of the argument with the number `of`."""
 
     begin: int
     shape: Sequence[int]
     strides: Sequence[int]
     dtype: Json
+    of: NotRequired[int]
 
 
 class SequenceLaunch(TypedDict):
     """A launch of a sequence: the kernel, the program's lines, and the place of each tensor.
 
-    A place is the number of an argument of the step, or a part of the workspace.
+    A place is the number of an argument of the step, or a part of that or of the workspace.
     """
 
     kernel: int

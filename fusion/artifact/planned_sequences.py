@@ -68,7 +68,8 @@ def _written_place(place: int | Part) -> int | PartEntry:
     if isinstance(place, int):
         return place
     dtype = written(place.dtype, lambda value: None)
-    return {"begin": place.begin, "shape": [*place.shape], "strides": [*place.strides], "dtype": dtype}
+    entry: PartEntry = {"begin": place.begin, "shape": [*place.shape], "strides": [*place.strides], "dtype": dtype}
+    return entry if place.of is None else {**entry, "of": place.of}
 
 
 __all__ = ["PlannedSequence", "in_sequences"]

@@ -38,7 +38,7 @@ def _place(place: int | PartEntry) -> int | Part:
     if isinstance(place, int):
         return place
     dtype = cast("torch.dtype", read(place["dtype"]))
-    return Part(place["begin"], tuple(place["shape"]), tuple(place["strides"]), dtype)
+    return Part(place["begin"], tuple(place["shape"]), tuple(place["strides"]), dtype, place.get("of"))
 
 
 __all__ = ["sequence_of"]

@@ -23,6 +23,7 @@ from fusion.codegen.c.sequence import MOST_TENSORS, in_sequence
 from fusion.runtime.memory import allocator_device, in_memory_of
 from fusion.runtime.names import named
 from fusion.runtime.sequence_calls import NativeLaunch, Part, Places, native_call
+from fusion.runtime.stacks import stored_in_stacks
 from fusion.runtime.workspaces import Alive, planned
 
 IN_C = "fusion_in_c"
@@ -40,7 +41,7 @@ Launches: TypeAlias = "Sequence[fx.Node]"
 
 
 def joined(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a module with joined launches; the module itself if there are none to join."""
+    """Return a module with joined launches, whose results are stored where they are concatenated (`stacks`)."""
 
     def call(launches: Launches, places: Places, size: int) -> Callable[..., None] | None:
         return native_call([cast("NativeLaunch", node.meta[IN_C]) for node in launches], places, size, in_sequence())
@@ -53,13 +54,14 @@ def joined_by(
     launches: Callable[[fx.Node], bool],
     call: Callable[[Launches, Places, int], Callable[..., None] | None],
 ) -> fx.GraphModule:
-    """Return a module in which sequences of launches are calls; the module itself if there are none.
+    """Return a module in which sequences of launches are calls; the module itself if nothing changes.
 
     Args:
         launches: whether a node is a launch that may be joined: of tensors alone.
         call: returns the call of some launches, whose tensors have these places, with a workspace of so many bytes; its
             arguments are tensors.  None leaves them as they are.
     """
+    module = stored_in_stacks(module, launches)
     runs = [run for run in _runs(module.graph, launches) if sum(map(launches, run)) > 1]
     if not runs:
         return module
@@ -91,7 +93,7 @@ def _joins(node: fx.Node, launches: Callable[[fx.Node], bool]) -> bool:
     if launches(node):
         return len(node.args) <= MOST_TENSORS
     if node.target is in_memory_of:
-        return len(node.args) == 3 and len(node.all_input_nodes) == 1
+        return len(node.all_input_nodes) == 1
     return allocator_device(node.target) == "cpu" and not node.all_input_nodes
 
 
@@ -104,21 +106,20 @@ def _join(
     """Replace a run by one call, unless it allocates too much."""
     inside = set(run)
     launching = [node for node in run if launches(node)]
-    roots = {node: node for node in run if allocator_device(node.target) == "cpu"}
-    for node in run:
-        if node.target is in_memory_of and node.args[0] in roots:
-            roots[node] = roots[cast("fx.Node", node.args[0])]
-    kept = {roots[node] for node in roots if not inside.issuperset(node.users)}
-    own = {node: root for node, root in roots.items() if root not in kept}
+    starts = _starts(run)
+    kept = {root for node, (root, _) in starts.items() if not inside.issuperset(node.users)}
+    own = {node: root for node, (root, _) in starts.items() if root not in kept}
     offsets, bytes_ = _workspace(launching, own)
     if bytes_ + sum(map(_bytes, kept)) > MOST_ALLOCATED:
         return False
-    parts = {node: _part(node, root, offsets[root]) for node, root in own.items()}
     outer: dict[fx.Node, int] = {}
 
     def place(arg: object) -> int | Part:
         node = cast("fx.Node", arg)
-        return parts[node] if node in parts else outer.setdefault(node, len(outer))
+        root, start = starts.get(node, (node, 0))
+        if root in kept and root is not node:
+            return _part(node, root, start, outer.setdefault(root, len(outer)))
+        return _part(node, root, offsets[root] + start) if node in own else outer.setdefault(node, len(outer))
 
     places = [[place(arg) for arg in node.args] for node in launching]
     called = call(launching, places, bytes_)
@@ -132,10 +133,21 @@ def _join(
     return True
 
 
-def _part(node: fx.Node, root: fx.Node, begin: int) -> Part:
+def _starts(run: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
+    """Return for each allocation of a run, and each tensor in its memory: the allocation, and the first byte in it."""
+    starts = {node: (node, 0) for node in run if allocator_device(node.target) == "cpu"}
+    for node in run:
+        if node.target is in_memory_of and node.args[0] in starts:
+            root, start = starts[cast("fx.Node", node.args[0])]
+            elements = cast("int", node.args[3] if len(node.args) > 3 else 0)
+            starts[node] = root, start + elements * cast("torch.dtype", root.args[2]).itemsize
+    return starts
+
+
+def _part(node: fx.Node, root: fx.Node, begin: int, of: int | None = None) -> Part:
     shape, strides = node.args[1:3] if node.target is in_memory_of else node.args[:2]
     return Part(
-        begin, cast("tuple[int, ...]", shape), cast("tuple[int, ...]", strides), cast("torch.dtype", root.args[2])
+        begin, cast("tuple[int, ...]", shape), cast("tuple[int, ...]", strides), cast("torch.dtype", root.args[2]), of
     )
 
 

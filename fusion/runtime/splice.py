@@ -38,6 +38,7 @@ from fusion.runtime.results import as_traced
 from fusion.runtime.sequence_calls import NativeLaunch
 from fusion.runtime.sequences import IN_C
 from fusion.runtime.sizes import Sizes
+from fusion.runtime.stacks import RESULT
 from fusion.runtime.views import only_reads, starts, unaliased_results
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
@@ -267,6 +268,7 @@ class _Splicer:
         if not call.multiple:
             if call.outs and call.outs[0] is not None:
                 self.tensors[call.outs[0]] = node
+                node.meta[RESULT] = self.program.buffers[call.outs[0]]
         else:
             for position, name in enumerate(call.outs):
                 if name is not None:

@@ -18,14 +18,14 @@ from fusion.lowering.ir.kernel import KernelAxis, Spans, Store
 from fusion.lowering.ir.scalar_ops import CHECKED
 
 
-def _scatters(store: Store) -> bool:
+def scatters(store: Store) -> bool:
     """Return whether two points may store to one element."""
     return store.axes is not None or isinstance(store.offset, Expr)
 
 
 def may_collide(sweep: Sweep, lane: KernelAxis | None = None) -> bool:
     """Return whether two points of a sweep may store to one element; with `lane`, two points along it."""
-    scattered = [store for store in sweep.stores if _scatters(store)]
+    scattered = [store for store in sweep.stores if scatters(store)]
     if lane is None or not scattered:
         return bool(scattered)
     read = {load.buffer for load in loads(*sweep.roots)}
@@ -55,4 +55,4 @@ def common_condition(sweep: Sweep, axis: sympy.Symbol, where: Spans) -> Expr | N
     return None if varies else condition
 
 
-__all__ = ["common_condition", "may_collide"]
+__all__ = ["common_condition", "may_collide", "scatters"]

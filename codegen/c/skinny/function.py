@@ -2,12 +2,12 @@
 
 Input: a kernel with a plan; output: the texts of its C functions.  A separate kernel computes x into scratch memory;
 that is arranged in the order in which a register gives out the weights (`text/skinny`).  Each column is then one call
-for all rows, followed by everything that depends on its sums.
+for all rows.  What depends on the sums follows once those of a block of columns are known, in lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -18,11 +18,12 @@ from fusion.codegen.c.calls import NO_MEMORY
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.function import loops_function
 from fusion.codegen.c.plan.loop_fusion import extend_spans
+from fusion.codegen.c.plan.scatters import scatters
 from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.skinny.plan import SkinnyPlan, SkinnyProduct, plan_of, scaled
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
-from fusion.codegen.c.text.nest import WRONG, Level, chunks_of, indented, render, whole_extent
+from fusion.codegen.c.text.nest import WRONG, Extent, Level, chunks_of, indented, render, whole_extent
 from fusion.codegen.c.text.scratch import Scratch, on_heap
 from fusion.codegen.c.text.skinny import stream_text
 from fusion.codegen.c.text.values import ValueWriter
@@ -163,21 +164,58 @@ class _Function:
             yield f"for (int64_t step = 0; step < {steps}; step++) {call}step, step + 1, {name});"
 
     def _columns(self, shared: bool) -> list[str]:
-        """Return the loops over the columns."""
-        lines: list[str] = []
-        sums = {product.fold.name: self.space.exactly(product.fold.name) for product in self.plan.products}
+        """Return the loops over the columns, in blocks: first the sums of a block, then the results, in lanes.
+
+        Each thread has a range of the innermost axis, since whole blocks would not be distributed as evenly.
+        """
         *outer, inner = self.plan.columns
-        header = self.extents[inner.symbol].header
-        if self.plan.together > 1:
-            header, self.extents[inner.symbol] = chunks_of(self.extents[inner.symbol], inner.size, self.plan.together)
-        for product in self.plan.products:
-            lines += self._product(product, sums[product.fold.name])
-        lines += self._each_column(self._rows(sums))
-        lines = [f"{header} {{", *indented(lines), "}"]
-        for axis in reversed(outer):
-            lines = [f"{self.extents[axis.symbol].header} {{", *indented(lines), "}"]
-        collapse = f" collapse({len(self.plan.columns)})" if len(self.plan.columns) > 1 else ""
+        columns, lines = self.extents[inner.symbol], list[str]()
+        headers = [self.extents[axis.symbol].header for axis in outer]
+        if shared:
+            part = self.space.fresh("part")
+            headers.append(f"for (int64_t {part} = 0; {part} < threads; {part}++)")
+            lines, columns = self._range(columns, part)
+        header, block = chunks_of(columns, inner.size, self.plan.block)
+        sums = {product.fold.name: self.space.exactly(product.fold.name) for product in self.plan.products}
+        inside = [f"_Alignas(64) float {name}[{self.plan.count * self.plan.block}];" for name in sums.values()]
+        if not block.filled:
+            inside.append(f"const int64_t {block.name}_end = {block.end};")
+            block = replace(block, end=f"{block.name}_end")
+        inside += [*self._sums(block, sums), *self._results(block, sums)]
+        lines += [f"{header} {{", *indented(inside), "}"]
+        for each in reversed(headers):
+            lines = [f"{each} {{", *indented(lines), "}"]
+        collapse = f" collapse({len(headers)})" if len(headers) > 1 else ""
         return [*([f"#pragma omp parallel for num_threads(threads){collapse}"] if shared else []), *lines]
+
+    def _range(self, columns: Extent, part: str) -> tuple[list[str], Extent]:
+        """Return lines, and the range of columns that is one of `threads` parts, in whole turns."""
+        size, together = self.plan.columns[-1].size, self.plan.together
+        first, last = self.space.fresh("first"), self.space.fresh("last")
+        turns, each = -(-size // together), f"*{together}" if together > 1 else ""
+        end = f"{turns}*({part} + 1)/threads{each}"
+        lines = [
+            f"const int64_t {first} = {turns}*{part}/threads{each};",
+            f"const int64_t {last} = {end if size % together == 0 else f'imin({end}, {size})'};",
+        ]
+        return lines, replace(columns, start=first, end=last, filled=False)
+
+    def _sums(self, block: Extent, sums: Mapping[str, str]) -> list[str]:
+        """Return the loop that computes the sums of a block of columns, those that are multiplied in turn at once."""
+        turn, header = block, block.header
+        if (together := self.plan.together) > 1:
+            start = f"{block.name}_step"
+            header = f"for (int64_t {start} = {block.start}; {start} < {block.end}; {start} += {together})"
+            turn = replace(block, start=start, end=f"imin({start} + {together}, {block.end})", filled=False)
+        self.extents[self.plan.columns[-1].symbol] = turn
+        self.writer = self._writer()
+        first = turn.start if together > 1 else turn.name
+        lines = [
+            line
+            for product in self.plan.products
+            for line in self._product(product, f"{sums[product.fold.name]} + ({first} - {block.start})")
+        ]
+        return [f"{header} {{", *indented(lines), "}"]
 
     def _each_column(self, lines: Sequence[str]) -> list[str]:
         """Return lines of one column in a loop over those that are multiplied in turn; no others see their names."""
@@ -194,7 +232,7 @@ class _Function:
     def _product(self, product: SkinnyProduct, sums: str) -> list[str]:
         """Return the lines that compute the sums of the columns that are multiplied in turn."""
         stream, depth = product.stream, self.plan.depth
-        lines, scales, pitch = [f"float {sums}[{self.plan.count * stream.columns}];"], "0", 0
+        lines, scales, pitch = list[str](), "0", 0
         if product.scale is not None and product.groups:
             scales = self.space.fresh("scales")
             pitch = prod(int(axis.size) for axis in product.groups) + PADDING
@@ -207,7 +245,7 @@ class _Function:
         weights = f"{self.params[product.weights.buffer]} + {place}"
         arranged = self.arranged[product.factor, stream]
         if stream.fixed_point is None:
-            call = f"sums_{stream.name}({arranged}, {weights}, {scales}, {depth}, {sums});"
+            call = f"sums_{stream.name}({arranged}, {weights}, {scales}, {depth}, {self.plan.block}, {sums});"
             return [*lines, *render([level]), call]
         inner = self.extents[self.plan.columns[-1].symbol]
         together, name = self.plan.together > 1, inner.name
@@ -234,21 +272,24 @@ class _Function:
         levels = [Level(), *(Level(self.extents[axis.symbol].header) for axis in axes)]
         return levels, {axis.symbol: number for number, axis in enumerate(axes, 1)}
 
-    def _rows(self, sums: dict[str, str]) -> list[str]:
-        """Return the lines that store the results of one column."""
-        stores = [replace(store, value=self._stored(store)) for store in self.plan.stores]
+    def _results(self, block: Extent, sums: Mapping[str, str]) -> list[str]:
+        """Return the loops that store the results of a block of columns: one over each row's columns, in lanes."""
+        inner, stores = self.plan.columns[-1], [replace(store, value=self._stored(store)) for store in self.plan.stores]
         offsets = [store.offset for store in stores if isinstance(store.offset, Expr)]
         conditions = [store.where for store in stores if store.where is not None]
         values = scaled(self.plan, [*(store.value for store in stores), *offsets, *conditions])
         extend_spans(self.where, values)
-        levels, depth = self._levels(self.plan.rows)
+        self.extents[inner.symbol], self.writer = block, self._writer()
+        levels, depth = self._levels((*self.plan.rows, inner))
+        if not any(scatters(store) for store in stores):
+            levels[-1].pragma = "#pragma omp simd"
         self.writer.open(levels, depth)
-        place = self.writer.position(_position(self.plan.rows))
-        own = place if self.plan.together == 1 else self._number()
+        row = _position(self.plan.rows)
+        place = Code(f"{self.writer.position(self.plan.block * row)} + {block.slot}" if row != 0 else block.slot.text)
         for product in self.plan.products:
-            self.writer.learn_here(product.fold.ref, element_of(sums[product.fold.name], own))
+            self.writer.learn_here(product.fold.ref, element_of(sums[product.fold.name], place))
         for fold in self.plan.before:
-            self.writer.learn_here(fold.ref, element_of(self.folded[fold.name], place))
+            self.writer.learn_here(fold.ref, element_of(self.folded[fold.name], self.writer.position(row)))
         texts = iter(self.writer.write(values))
         written = [next(texts) for _ in stores]
         positions = [next(texts) if isinstance(s.offset, Expr) else self.writer.position(s.offset) for s in stores]

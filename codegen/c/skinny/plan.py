@@ -18,6 +18,7 @@ from math import prod
 import sympy
 import torch
 
+from fusion.codegen.c.loops.grid import STACK
 from fusion.codegen.c.plan.strip_mining import with_groups
 from fusion.codegen.c.skinny.weights import Weights, weights_of
 from fusion.codegen.c.text.skinny import MOST_SKINNY_ROWS, Stream, holds_pairs
@@ -55,6 +56,9 @@ MOST_GROUPS = 2048
 
 TOGETHER = {4: 4, 8: 2}
 """Bits of weights → the columns that are multiplied in turn (measured: docs/performance.md, `TOGETHER`)."""
+
+RESULT_COLUMNS = 32
+"""The most columns whose results are computed in one loop (measured: docs/performance.md, `RESULT_COLUMNS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,14 @@ class SkinnyPlan:
     def together(self) -> int:
         """The number of columns that are multiplied in turn."""
         return min(product.stream.columns for product in self.products)
+
+    @property
+    def block(self) -> int:
+        """The number of columns whose results are computed in one loop, of whole turns; their sums fit in a stack."""
+        size, width = int(self.columns[-1].size), RESULT_COLUMNS
+        while width > self.together and 4 * width * self.count * len(self.products) > STACK:
+            width //= 2
+        return min(width, -(-size // self.together) * self.together)
 
 
 @lru_cache(maxsize=256)

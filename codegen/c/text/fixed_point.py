@@ -137,7 +137,7 @@ INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64
     const int32_t terms = *(const int32_t *)x;
 {calls}    else
         for (int c = 0; c < count; c++)
-            sums_{floats}(blocks, (const char *)w + c * (depth * {bits} / 8), scales + c * pitch, depth, sums + c);
+            sums_{floats}(blocks, (const char *)w + c * (depth * {bits} / 8), scales + c * pitch, depth, 1, sums + c);
 }}"""
 
 _BYTE_TERMS = """\
@@ -221,7 +221,7 @@ FLOAT_COLUMNS = """\
 INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64_t count,
         const float *restrict scales, int64_t pitch, int64_t depth, float *restrict sums) {{
     for (int c = 0; c < count; c++)
-        sums_{floats}(x, (const char *)w + c * (depth * {bits} / 8), scales + c * pitch, depth, sums + c);
+        sums_{floats}(x, (const char *)w + c * (depth * {bits} / 8), scales + c * pitch, depth, 1, sums + c);
 }}"""
 """The same functions for processors without the instructions."""
 

@@ -221,12 +221,12 @@ def part_of(extent: Extent, start: int, end: int, space: Namespace | None) -> tu
 
 
 def chunks_of(extent: Extent, size: sympy.Expr, length: int) -> tuple[str, Extent]:
-    """Return the header of a loop over chunks of a whole axis of this size, and the extent of one chunk."""
+    """Return the header of a loop over chunks of an axis of this size, or of a range of it, and one chunk's extent."""
     start, end = f"{extent.name}_0", f"{extent.name}_0 + {length}"
     filled = extent.filled and size.is_Integer and size % length == 0
     if not filled:
         end = f"imin({end}, {extent.end})"
-    header = f"for (int64_t {start} = 0; {start} < {extent.end}; {start} += {length})"
+    header = f"for (int64_t {start} = {extent.start}; {start} < {extent.end}; {start} += {length})"
     return header, block_extent(extent.name, start, end, length, filled=filled)
 
 

@@ -1,6 +1,7 @@
 """Emits C for skinny GEMMs that read each weight once: one row of weights against up to `MOST_SKINNY_ROWS` rows.
 
-`sums_NAME(x, w, scales, depth, sums)` computes, for each row m of x, sums[m] = Σ_k scale(k) · x[m, k] · value(w, k).
+`sums_NAME(x, w, scales, depth, apart, sums)` computes, for each row m of x, sums[m * apart] =
+Σ_k scale(k) · x[m, k] · value(w, k).
 The weights are `depth` numbers in consecutive bits: bfloat16, float32, or integers of 8 or 4 bits plus a constant.
 `arranged_NAME(x, depth, from, to, width)` brings the steps `from` to `to` of `depth` × rows floats into the order in
 which the weights come out of a register.  Of one row times integers (`fixed_point`), the sums are those of
@@ -152,7 +153,7 @@ _TWO = """\
 
 _SUMS = """\
 CONTRACTED static __attribute__((noinline)) void sums_{name}(const void *restrict x, const void *restrict w,
-        const float *restrict scales, int64_t depth, float *restrict sums) {{
+        const float *restrict scales, int64_t depth, int64_t apart, float *restrict sums) {{
     enum {{ weights = {per_word} * stream_lanes }};
     const int64_t whole = depth / weights, steps = (depth + weights - 1) / weights;
     const char *const from = w;
@@ -169,7 +170,7 @@ CONTRACTED static __attribute__((noinline)) void sums_{name}(const void *restric
         STEP_{name}(last, step, 0, 1);
 {scaled}    }}
     #pragma GCC unroll 16
-    for (int m = 0; m < {rows}; m++) sums[m] = lane_sum(total[m]);
+    for (int m = 0; m < {rows}; m++) sums[m * apart] = lane_sum(total[m]);
 }}"""
 
 _RUNS = """\

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import fusion
 from fusion.codegen.c.compiler import find_compiler
+from fusion.codegen.c.loops.grid import STACK
+from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.text.skinny import MOST_SKINNY_ROWS, Stream, stream_text
+from fusion.lowering.ir.expr import Op
+from fusion.lowering.ir.kernel import Fold, Store
+from tests.codegen.c.kernels import WHOLE, axis, i0, i1, r0, run
+from tests.codegen.kernels.making import load
 
 BF16, F32 = torch.bfloat16, torch.float32
 OPTIONS = {"target": "c", "strict": True}
@@ -131,6 +139,83 @@ def test_a_residual_is_added_to_each_row(shape):
     check(f, x, torch.randn(24, 256).to(BF16), residual)
 
 
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 128, 128), (1, 45, 200), (8, 256, 256), (5, 300, 256)], ids=str)
+def test_what_follows_sums_is_computed_in_lanes(rows, n, k):
+    def step(h: Tensor, w: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(F.linear(h, w, bias) + x)
+
+    given = torch.randn(rows, k), torch.randn(n, k) / k**0.5, torch.randn(n), torch.randn(rows, n)
+    text = check(step, *given)
+    main = text[text.rindex("\nint ") :]
+    *_, results = main.split("#pragma omp simd\n")
+    assert results.lstrip().startswith("for (int64_t i") and "tanhf(sum0[" in results and SUMS not in results, main
+    shared = rows * n * k >= ENOUGH
+    assert ("< threads; part0++)" in main) == ("omp parallel for num_threads(threads)" in main) == shared, main
+    results_of = {}
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 7):  # whose parts are no whole blocks
+            torch.set_num_threads(threads)
+            results_of[threads] = fusion.fuse(step, options=OPTIONS)(*given)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, results_of[1]) for each in results_of.values())
+
+
+def product_of(row: sympy.Expr) -> Fold:
+    """The sum of products of x with a row of weights that begins at `row`, over 128 terms."""
+    return Fold("sum0", "sum", (Op("mul", (load("x", r0), load("w", row + r0)), F32),), (r0,), F32)
+
+
+def test_few_columns_of_several_axes_are_shared_by_all_threads():
+    x, w, out = torch.randn(1, 128), torch.randn(300, 9, 128) / 10, torch.zeros(300, 9)
+    fold = product_of(1152 * i0 + 128 * i1)
+    store = Store("out", 9 * i0 + i1, Op("tanh", (fold.ref,), F32))
+    axes = [axis(i0, 300), axis(i1, 9), axis(r0, 128, WHOLE)]
+    text = run({"x": x, "w": w}, {"out": out}, axes, fold, store)
+    assert "num_threads(threads) collapse(2)" in text and "< threads; part0++)" in text, text
+    torch.testing.assert_close(out, torch.tanh(w @ x[0]))
+
+
+def test_sums_of_many_products_fill_smaller_blocks():
+    def f(x: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(torch.tanh(F.linear(x, w)) for w in weights)
+
+    x, weights = torch.randn(16, 128), [torch.randn(32, 128) / 10 for _ in range(12)]
+    fused = fusion.fuse(f, options=OPTIONS)
+    for got, expected in zip(fused(x, weights), f(x, weights), strict=True):
+        torch.testing.assert_close(got, expected)
+    text = "\n".join(sources(fused))
+    blocks = {int(size) for size in re.findall(r"_Alignas\(64\) float sum\d+\[(\d+)\]", text)}
+    assert blocks and all(size * 4 * text.count("_Alignas(64) float sum") <= STACK for size in blocks), text
+
+
+def test_indices_behind_sums_are_checked_in_lanes():
+    def f(x: Tensor, w: Tensor, table: Tensor, at: Tensor) -> Tensor:
+        return F.linear(x, w) + table[at]
+
+    x, w, table, at = torch.randn(2, 128), torch.randn(40, 128), torch.randn(9), torch.arange(40) % 9
+    text = check(f, x, w, table, at)
+    assert "reduction(max:" in text
+    fused = fusion.fuse(f, options=OPTIONS)
+    at[33] = 9
+    with pytest.raises(IndexError):
+        fused(x, w, table, at)
+
+
+def test_results_that_may_meet_are_stored_in_order():
+    x, w, place = torch.randn(1, 128), torch.randn(40, 128), torch.tensor([*range(39), 5])
+    out = torch.zeros(40)
+    fold = product_of(128 * i0)
+    store = Store("out", load("place", i0, torch.int64), fold.ref)
+    inputs = {"x": x, "w": w, "place": place}
+    text = run(inputs, {"out": out}, [axis(i0, 40), axis(r0, 128, WHOLE)], fold, store)
+    main = text[text.rindex("\nint ") :]
+    assert "sums_float" in main and "omp simd" not in main, main
+    exact = (w.double() @ x.double().T)[:, 0]
+    assert out[39] == 0 and torch.allclose(out[:39].double(), exact[[*range(5), 39, *range(6, 39)]], atol=1e-4)
+
+
 def test_not_finite_numbers_reach_the_results_that_they_belong_to():
     for dtype in (BF16, F32):
         x, w = torch.randn(4, 256).to(dtype), torch.randn(16, 256).to(dtype)
@@ -186,7 +271,7 @@ int main(void) {{
     for (int i = 0; i < depth / {group}; i++) scales[i] = 1 + i % 3;
     const int step = {per_word} * stream_lanes;
     arranged_{name}(x, depth, 0, (depth + step - 1) / step, arranged);
-    sums_{name}(arranged, w, scales, depth, sums);
+    sums_{name}(arranged, w, scales, depth, 1, sums);
     for (int m = 0; m < {rows}; m++) printf("%.0f\\n", sums[m]);
     return 0;
 }}
