@@ -160,12 +160,16 @@ def is_split_window(program: Program, node: Node) -> bool:
 
 
 def is_bounded(program: Program, node: Reduce) -> bool:
-    """Return whether a condition that differs between neighbours in memory decides which elements of a window count."""
+    """Return whether a condition that differs between neighbours in memory decides which elements of a window count.
+
+    Conditions of data choose between values in each lane, whatever they are.
+    """
     parts = list(postorder(*node.exprs))
     masks = [part.mask for part in parts if isinstance(part, Load) and part.mask is not None]
     chosen = [part.args[0] for part in parts if isinstance(part, Op) and part.name == "where"]
     along = {axis.symbol for axis in contiguous_axes(program, node, ())}
-    return any(not along or not along.isdisjoint(free_axes(condition)) for condition in (*masks, *chosen))
+    conditions = (condition for condition in (*masks, *chosen) if not any(True for _ in loads(condition)))
+    return any(not along or not along.isdisjoint(free_axes(condition)) for condition in conditions)
 
 
 def _overlaps(program: Program, node: Reduce, load: Load) -> bool:

@@ -164,6 +164,16 @@ def test_padded_windows_of_several_tensors_are_loaded_one_by_one(padding: int, c
     assert len(grow(lowered(of_one, x), capabilities).clusters) == 1
 
 
+def test_data_that_choose_between_values_do_not_bound_windows() -> None:
+    """Each lane selects its value, as in the gradient of a pool."""
+
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(x.unfold(1, 3, 1) > y.unfold(1, 3, 1), x.unfold(1, 3, 1), 0.0).sum(-1)
+
+    program = lowered(chosen, torch.empty(64, 64), torch.empty(64, 64))
+    assert not any(isinstance(node, Reduce) and is_split_window(program, node) for node in program.nodes)
+
+
 def unrolled(program: Callable[[Tensor], Tensor], *shape: int) -> Program:
     return unroll_windows(lowered(program, torch.empty(shape)), TARGET.capabilities)
 
