@@ -18,7 +18,7 @@ from pathlib import Path
 from fusion.codegen.cache import Damaged, cache_dir, digest, get, put
 from fusion.lowering.errors import BuildError
 
-VERSION = 5
+VERSION = 6
 """Changes whenever the figures change their meaning."""
 
 

@@ -77,8 +77,11 @@ class Steps:
         refetched: the factor of products with more of them.
         packed: a byte of an operand of a generated GEMM, which is brought into the order that blocks read.
         packed_by_library: the same of the library's.
-        window: an element of a short window that overlaps others along the lanes, or reaches into padding.
-        evaluated: the factor of all operations on the elements of such a window, with that.
+        window: a loop along the results for one element of their short windows, which overlap others along the lanes or
+            reach into padding, whose bounds differ from element to element.
+        unbounded: the factor of that where all results have all elements.
+        evaluated: the factor of all operations on the elements of such windows, with that.
+        one_by_one: the same where the elements are of several tensors, and some are padding.
         shared: the factor of operations on a factor of products that all lanes of a sum share: one lane computes them.
         placed: an element that the position of an extreme is searched among.
         turned: an element that is read across the rows in which results are written.
@@ -86,7 +89,7 @@ class Steps:
         logarithmic: elements of another scan that take as long as one of logarithms.
         across: an element of a scan whose lanes are neighbouring scans, relative to one along memory.
         updated: an element that a scatter updates.
-        held: the factor of that where whole rows are added to rows of a tensor that stays in the nearest cache.
+        rows: the factor of that where whole rows are added to rows of a tensor: lanes share them.
         gathered: an element whose position depends on data that differs from lane to lane.
         requested: an element of these in a line of memory that no other lane reads.
         computed: an element whose position is computed, without data, from the lane's.
@@ -108,7 +111,9 @@ class Steps:
     packed: float = 0.0
     packed_by_library: float = 0.0
     window: float = 0.0
+    unbounded: float = 1.0
     evaluated: float = 1.0
+    one_by_one: float = 1.0
     shared: float = 1.0
     placed: float = 0.0
     turned: float = 0.0
@@ -116,7 +121,7 @@ class Steps:
     logarithmic: float = 1.0
     across: float = 1.0
     updated: float = 0.0
-    held: float = 1.0
+    rows: float = 1.0
     gathered: float = 0.0
     requested: float = 0.0
     computed: float = 0.0

@@ -182,6 +182,7 @@ class Capabilities:
         held_row: the longest row, in elements, that a program holds beside running sums of its columns; 0: none.
         held_part: bytes of the rows that a program folds before it sums their columns, as caches hold them; 0: it
             holds one row at a time.
+        columns: the most columns that a program folds, if there are enough programs then.
         window_limit: the most points of an overlapping window that a map computes; a larger one is folded.  With 1,
             only windows without a fold are maps.
         windows_in_lanes: whether lanes along contiguous results compute maps.  Then windows whose elements are under
@@ -244,6 +245,7 @@ class Capabilities:
     padded: bool = False
     held_row: int = 0
     held_part: int = 0
+    columns: int = 0
     alignment: int = 1
     lone_products: Mapping[int, float] = field(default_factory=lambda: EVERY, hash=False)
     few_rows: int = 0

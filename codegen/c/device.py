@@ -1,4 +1,4 @@
-"""Describes a CPU: the throughput of its cores and its memory.
+"""Describes a CPU: the throughput of its cores and its memory (measured: docs/performance.md, `device`).
 
 `fusion calibrate` measures the CPU at hand and keeps the result in the cache directory; without it, a CPU is assumed to
 equal one of two that were measured, with instructions for 16-bit floats or without, with as many threads as PyTorch
@@ -50,6 +50,8 @@ COSTS: Mapping[str, float] = {
     "remainder": 84,
     "fmod": 77,
     "floordiv": 105,
+    "maximum": 3,
+    "minimum": 3,
     "checked": 14,
     "random": 210,
 }
@@ -118,26 +120,30 @@ class Cpu:
             matrix_flops=self.core_matrix_flops * self.threads,
             matrix_share=self.matrix_share,
             costs=self.costs,
-            steps=Steps(  # fitted to the kernels of `benchmarks price` on one thread of an AMD EPYC
-                fold=15 * nanosecond,
+            steps=Steps(  # fitted to the kernels of `benchmarks price` on an AMD EPYC
+                fold=8 * nanosecond,
                 together=2 * nanosecond,
                 near=float(1 << 15),
                 refetched=1.7,
                 packed=0.07 * nanosecond,
                 packed_by_library=0.08 * nanosecond * self.threads,  # threads do not divide it
-                window=0.035 * nanosecond,
-                evaluated=8.0,
+                window=4.5 * nanosecond,
+                unbounded=0.3,
+                evaluated=1.5,
+                one_by_one=24.0,  # maxima of 3 × 3 of an image by its channels 3.5 ns an element, of a batch norm 7
                 shared=16.0,  # tanh of a 40 × 40 factor: 16 µs; as a map 1
                 placed=0.18 * nanosecond,
-                turned=0.2 * nanosecond,
+                turned=0.12 * nanosecond,
                 scanned=0.75 * nanosecond,
                 logarithmic=28.0,  # an exponential and a logarithm, lane by lane
                 across=0.15,
-                updated=0.6 * nanosecond,
-                held=0.2,  # 1024 to 4096 rows of 768 that are added to 2 to 32: 0.1 to 0.2 ns an element
-                gathered=0.45 * nanosecond,
-                computed=0.15 * nanosecond,
-                looked_up=25 * nanosecond,
+                updated=0.8 * nanosecond,
+                rows=0.15,  # 1024 to 4096 rows of 768 that are added to 2 to 32: 0.1 to 0.2 ns an element
+                gathered=0.7 * nanosecond,
+                computed=0.07 * nanosecond,
+                looked_up=5 * nanosecond,  # prefetched some rows before
+                windowed=1.0,
+                wide=1.0,  # half as many lanes
                 converted=self.converted * nanosecond,
                 widened=2.0,  # instructions: of bfloat16 a move and a shift
                 narrowed=6.0,  # rounding to nearest, and NaN

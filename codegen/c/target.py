@@ -14,6 +14,7 @@ from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
 from fusion.codegen.c.device import NEAREST_CACHE, PRODUCT_TILES, Cpu, present
 from fusion.codegen.c.forms import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
+from fusion.codegen.c.plan.lanes import LANE_BLOCK
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.c.skinny import plan_of
 from fusion.codegen.c.text.skinny import MOST_SKINNY_ROWS
@@ -72,6 +73,7 @@ class CTarget:
             windows_in_lanes=True,
             held_row=0 if self.numerics.invariant else HELD_PART,
             held_part=HELD_PART,
+            columns=LANE_BLOCK,
             parallelism=device.threads,
             rates=device.rates,
             tiles=PRODUCT_TILES,

@@ -68,6 +68,10 @@ FOOTPRINT = 1 << 18
 MANY_PROGRAMS = 64
 """A number of programs that gives every thread some."""
 
+FEW_PROGRAMS = 8
+"""A number of programs that gives each of a few threads some: a sum of columns has as many parts for more threads
+(measured: docs/performance.md, `FEW_PROGRAMS`)."""
+
 NARROWEST_BLOCK = 64
 """The least width of a block: shorter rows would be too short for the prefetcher."""
 
@@ -243,10 +247,15 @@ def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:
 
 
 def _blocks(axis: KernelAxis, width: int, points: sympy.Expr, *, shared: bool) -> Lanes:
-    """Split `axis` into blocks of `width`, or narrower ones if threads would have no work."""
+    """Split `axis` into blocks of `width`, or narrower ones if threads would have no work.
+
+    An axis that is no longer than the narrowest block stays whole where others have programs: loops of known length
+    keep their accumulators in registers, while each row waits for the stores of the row before in blocks that vary.
+    """
     varies = shared and not (points.is_Integer and points >= MANY_PROGRAMS * width)
     if axis.size.is_Integer and axis.size <= width:
-        if not varies or axis.size <= TILE:
+        whole = axis.size <= NARROWEST_BLOCK and points.is_Integer and points >= FEW_PROGRAMS * axis.size
+        if not varies or axis.size <= TILE or whole:
             return Lanes(axis)
         width = -(-int(axis.size) // TILE) * TILE
     return Lanes(axis, width, varies)

@@ -12,10 +12,10 @@ import sympy
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.indexing import Sizes
-from fusion.lowering.ir.expr import Expr, Index, free_axes
+from fusion.lowering.ir.expr import Expr, Index, Random, free_axes, postorder
 from fusion.lowering.ir.program import Contract, Map, Reduce
 from fusion.schedule.clusters.legality import Cluster
-from fusion.schedule.clusters.work import factors_of, is_split_window
+from fusion.schedule.clusters.work import factors_of, is_bounded, is_split_window
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import place
 
@@ -90,6 +90,23 @@ class Evaluations:
                 return True
         return False
 
+    def drawn_again(self, cluster: Cluster) -> dict[int, float]:
+        """Return the additions of random numbers that another member at the same points draws as well.
+
+        A kernel draws each number once.
+        """
+        drawn = set[tuple[Expr, tuple[object, ...]]]()
+        again: dict[int, float] = {}
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            at = tuple(placement[axis.symbol] for axis in node.axes)
+            for part in postorder(*node.exprs):
+                if isinstance(part, Random) and (part, at) in drawn:
+                    again[member] = again.get(member, 0.0) + self.capabilities.rates.cost_of(part)
+                elif isinstance(part, Random):
+                    drawn.add((part, at))
+        return again
+
     def lanes(self, cluster: Cluster) -> sympy.Symbol | None:
         """Return the axis of the results along which a sum is vectorised, whose columns are consecutive in a factor;
         None if it is vectorised along the summed axis.
@@ -117,6 +134,21 @@ class Evaluations:
             if isinstance(node, Reduce) and is_split_window(self.dependences.program, node):
                 axes.update(*(placement[axis.symbol].free_symbols for axis in node.over))
         return frozenset(axes)
+
+    def in_windows(self, cluster: Cluster, windows: frozenset[sympy.Basic]) -> float:
+        """Return the factor of operations on elements of short windows along these axes.
+
+        Lanes read neighbours of one tensor from the first result to the last whose element counts.  Elements of several
+        tensors, as of an image and of the channels that scale it, are loaded one by one, each under its condition.
+        """
+        steps, inside = self.capabilities.rates.steps, {self.dependences.outs[member] for member in cluster.members}
+        read, bounded = set[str](), False
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            bounded |= isinstance(node, Reduce) and is_bounded(self.dependences.program, node)
+            if any(not windows.isdisjoint(index.free_symbols) for index in placement.values()):
+                read |= {load.buffer for load in self.dependences.loads[member]} - inside
+        return steps.one_by_one if bounded and len(read) > 1 else steps.evaluated
 
     def by_tiles(self, cluster: Cluster, spanned: Collection[sympy.Symbol]) -> int:
         """Return how many programs evaluate each point of a member that spans these axes.

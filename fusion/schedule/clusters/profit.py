@@ -16,8 +16,8 @@ import torch
 
 from fusion.codegen.price import Price, Rates
 from fusion.codegen.target import Capabilities
-from fusion.lowering.ir.expr import loads
-from fusion.lowering.ir.program import Contract, Node, Program, Reduce, reads, writes
+from fusion.lowering.ir.expr import Load, loads
+from fusion.lowering.ir.program import Contract, Map, Node, Program, Reduce, reads, writes
 from fusion.schedule.clusters.alike import Alike
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster, SeveralLoops
@@ -149,9 +149,10 @@ class Prices:
         points: dict[int, int] = {}
         evaluated: dict[int, float] = {}
         windows, lanes = self.evaluations.split_windows(cluster), self.evaluations.lanes(cluster)
+        in_windows = self.evaluations.in_windows(cluster, windows) if windows else 1.0
         copies, after = self.evaluations.copies(cluster), self.evaluations.after_outer_loop(cluster)
         times: dict[int, float] = {}
-        folded = {axis.symbol for axis in cluster.space.reduced}
+        folded, drawn = {axis.symbol for axis in cluster.space.reduced}, self.evaluations.drawn_again(cluster)
         for member in reversed(cluster.members):  # readers come before their producers
             placement = cluster.places.get(member)
             if placement is None:
@@ -161,13 +162,14 @@ class Prices:
                 points[member] = max(points.get(member, 1), self.evaluations.points(cluster, spanned, sizes, lanes))
                 once = spanned | cluster.space.outer if member in after else spanned
                 evaluated[member] = self.evaluations.by_tiles(cluster, once) if cluster.space.rigid else 1
-                evaluated[member] *= 1 if windows.isdisjoint(spanned) else self.rates.steps.evaluated
+                evaluated[member] *= 1 if windows.isdisjoint(spanned) else in_windows
                 if lanes is not None and lanes not in spanned and not spanned.isdisjoint(folded):
                     evaluated[member] *= self.rates.steps.shared
             if isinstance(self.dependences.node(member), Contract):
                 continue
             work = self.work_in_tiles if cluster.space.rigid else self.work
-            additions = work[member] * evaluated.get(member, 1) + self._conversions(member, inside)
+            additions = (work[member] - drawn.get(member, 0.0)) * evaluated.get(member, 1)
+            additions += self._conversions(member, inside)
             times[member] = self.rates.scalar_us(additions * points[member] * copies.get(member, 1))
             for load in self.dependences.loads[member]:
                 producer = inside.get(load.buffer)
@@ -177,10 +179,13 @@ class Prices:
         return times
 
     def _conversions(self, member: int, inside: Mapping[str, int]) -> float:
-        """Return the additions in which one point of a member converts 16-bit floats that are loaded and stored."""
+        """Return the additions in which one point of a member converts 16-bit floats that are loaded and stored.
+
+        A copy moves them as they are.
+        """
         steps, program = self.rates.steps, self.dependences.program
         node = self.dependences.compute(member)
-        if not (steps.widened or steps.narrowed):
+        if not (steps.widened or steps.narrowed) or (isinstance(node, Map) and isinstance(node.expr, Load)):
             return 0.0
         multiplies = isinstance(node, Reduce) and factors_of(node) is not None  # at a rate that includes them
         read = () if multiplies else (name for name in self._traffic.places[member] if name not in inside)

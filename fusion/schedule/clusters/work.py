@@ -70,8 +70,7 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
             own = 1.0 if reads_contiguously(program, node, (node.scanned,)) else rates.steps.across
             return rates.steps.scanned * (rates.steps.logarithmic if node.op == "logsumexp" else own)
         case Scatter():
-            rows = updates_rows(node) and is_held(program, node, rates.steps)
-            return rates.steps.updated * (rates.steps.held if rows else 1.0)
+            return rates.steps.updated * (rates.steps.rows if updates_rows(node) else 1.0)
         case Contract():
             return 0.0
         case _:
@@ -94,7 +93,10 @@ def _folded(program: Program, node: Reduce, rates: Rates) -> float:
     """Return the additions per element of a fold in addition to its operations."""
     steps, length = rates.steps, math.prod(estimate(axis.size, {}) for axis in node.over)
     total = steps.placed if keeps_position(node.op) else 0.0
-    total += steps.window if is_split_window(program, node) else 0.0
+    if steps.window and is_split_window(program, node):
+        bounded = is_bounded(program, node)
+        lanes = estimate(node.axes[-1].size, {}) if node.axes else 1
+        total += steps.window * (1.0 if bounded else steps.unbounded) / lanes
     factors = factors_of(node) if steps.together else None
     if factors is not None:
         total += _multiplied(node, factors, rates)
@@ -154,13 +156,20 @@ def is_split_window(program: Program, node: Node) -> bool:
     """
     if not isinstance(node, Reduce) or math.prod(estimate(axis.size, {}) for axis in node.over) >= WINDOW:
         return False
+    return is_bounded(program, node) or any(_overlaps(program, node, load) for load in loads(*node.exprs))
+
+
+def is_bounded(program: Program, node: Reduce) -> bool:
+    """Return whether a condition that differs between neighbours in memory decides which elements of a window count.
+
+    Conditions of data choose between values in each lane, whatever they are.
+    """
     parts = list(postorder(*node.exprs))
-    read = [part for part in parts if isinstance(part, Load)]
-    masks = [load.mask for load in read if load.mask is not None]
+    masks = [part.mask for part in parts if isinstance(part, Load) and part.mask is not None]
     chosen = [part.args[0] for part in parts if isinstance(part, Op) and part.name == "where"]
     along = {axis.symbol for axis in contiguous_axes(program, node, ())}
-    differ = (not along or not along.isdisjoint(free_axes(condition)) for condition in (*masks, *chosen))
-    return any(differ) or any(_overlaps(program, node, load) for load in read)
+    conditions = (condition for condition in (*masks, *chosen) if not any(True for _ in loads(condition)))
+    return any(not along or not along.isdisjoint(free_axes(condition)) for condition in conditions)
 
 
 def _overlaps(program: Program, node: Reduce, load: Load) -> bool:

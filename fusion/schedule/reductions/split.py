@@ -279,7 +279,9 @@ def _chunks(
     rows = math.prod(estimate(axis.size, hints) for axis in node.axes)
     length = math.prod(estimate(axis.size, hints) for axis in node.over)
     contiguous = reads_contiguously(program, node, node.over)
-    target_count = wanted_parts(rows, length, capabilities, contiguous=contiguous)
+    last = estimate(node.axes[-1].size, hints) if node.axes else 1
+    columns = max(LEAST_COLUMNS, min(capabilities.columns, last))
+    target_count = wanted_parts(rows, length, capabilities, contiguous=contiguous, columns=columns)
     if target_count > max((estimate(axis.size, hints) for axis in node.over), default=1):
         node = flattened(program, node)
     if not node.over:
@@ -291,17 +293,26 @@ def _chunks(
     return node, longest, 1 if target_count < 2 else fitting_divisor(node, longest, target_count) or target_count
 
 
-def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguous: bool) -> int:
-    """Return the best number of parts of `rows` of `length` elements; 1 if they fill the device without a split."""
+def wanted_parts(
+    rows: int, length: int, capabilities: Capabilities, *, contiguous: bool, columns: int = LEAST_COLUMNS
+) -> int:
+    """Return the best number of parts of `rows` of `length` elements; 1 if they fill the device without a split.
+
+    Args:
+        contiguous: whether a row is contiguous in memory; else its neighbours are, and it is a column.
+        columns: that a program folds.
+    """
     if capabilities.invariant:
         return max(1, length // FIXED_PART)
     if contiguous:
         programs, enough, shortest = rows, capabilities.parallelism, 1024
     else:  # a program of few columns has few bytes in flight: more programs are needed
-        programs, enough, shortest = -(-rows // LEAST_COLUMNS), 4 * capabilities.parallelism, 64
+        programs, enough, shortest = -(-rows // columns), 4 * capabilities.parallelism, 64
     if rows * length < LEAST_ELEMENTS or programs >= enough:
         return 1
     wanted = -(-2 * enough // programs)
     # long parts of rows take many threads each, so few programs fit on a multiprocessor
     wanted = max(wanted, min(length // capabilities.part, 4 * wanted) if contiguous else _FEWEST_PARTS)
-    return min(wanted, length // shortest or 1)
+    wanted = min(wanted, length // shortest or 1)
+    occupied = columns > LEAST_COLUMNS and -(-rows // LEAST_COLUMNS) >= enough  # by programs of fewer columns
+    return 1 if occupied and wanted < _FEWEST_PARTS else wanted

@@ -259,3 +259,23 @@ def test_columns_that_are_concatenated_and_summed_are_cut_into_pieces(columns: t
     assert len(re.findall(r"if \(first\d+ < last\d+\)\n", body)) == len(columns)
     for got, want in zip(fusion.fuse(f, options={"target": "c"})(*parts), f(*(x.double() for x in parts)), strict=True):
         torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16384, 64), (4096, 1024), (4096, 100)])
+def test_threads_sum_the_columns_of_rows_of_their_own(rows: int, columns: int) -> None:
+    """Each reads whole rows, of a page at most; the accumulators of few columns stay in registers."""
+    x = torch.randn(rows, columns)
+    parts, _ = kernels_of(lambda x: x.sum(0), x)
+    assert f"float32[{columns}, 16] strides [1, {columns}], written" in parts
+    assert "omp parallel for num_threads(threads)" in parts
+    assert ("width" in parts) <= (columns > 64)
+    for f in (lambda x: x.sum(0), lambda x: x.amax(0), lambda x: torch.softmax(x, 0)):
+        torch.testing.assert_close(
+            fusion.fuse(f, options={"target": "c"})(x).double(), f(x.double()), atol=1e-4, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(200, 1024), (64, 1 << 15)])
+def test_columns_of_few_rows_or_of_many_pages_are_summed_at_once(rows: int, columns: int) -> None:
+    (source,) = kernels_of(lambda x: x.sum(0), torch.randn(rows, columns))
+    assert f"float32[{columns}] strides [1], written" in source

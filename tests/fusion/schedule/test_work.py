@@ -85,6 +85,18 @@ def test_windows_are_split_that_reach_into_padding_or_overlap_with_gaps(
     assert any(is_split_window(program, node) for node in program.nodes) == split
 
 
+@pytest.mark.parametrize(("stride", "padding", "loop"), [(1, 1, 64.0), (2, 0, 16.0)])
+def test_each_element_of_a_window_is_a_loop_along_the_results(stride: int, padding: int, loop: float) -> None:
+    """Long rows share its start; where no bounds have to be computed it is shorter."""
+
+    def each(width: int) -> float:
+        x = torch.empty(1, 2, 8, stride * (width - 1) + 3 - 2 * padding)
+        pool = lambda x: torch.nn.functional.avg_pool2d(x, 3, stride, padding)  # noqa: E731
+        return total(pool, x, window=64.0, unbounded=0.25) - total(pool, x)
+
+    assert [each(8), each(16)] == [pytest.approx(loop / 8), pytest.approx(loop / 16)]
+
+
 def test_the_lanes_of_sums_of_products_are_combined_together() -> None:
     matrix, capabilities = torch.empty(128, 128), replace(TARGET.capabilities, few_rows=16)
     program, _ = sum_few_rows(lowered(lambda w, x: w @ x, matrix, torch.empty(128)), (), capabilities)
@@ -104,17 +116,15 @@ def added(bins: Tensor, rows: Tensor, table: Tensor) -> Tensor:
     return table.index_add(0, bins, rows)
 
 
-@pytest.mark.parametrize(("count", "share"), [(64, 0.25), (4096, 1.0)])
-def test_rows_that_are_added_to_a_held_table_cost_less(count: int, share: float) -> None:
+@pytest.mark.parametrize("count", [64, 4096])
+def test_rows_that_are_added_to_a_table_are_shared_by_lanes(count: int) -> None:
     given = torch.empty(1 << 14, dtype=torch.int64), torch.empty(1 << 14, 64), torch.empty(count, 64)
-    steps = {"held": 0.25, "near": 32768.0}
-    assert total(added, *given, updated=8.0, **steps) - total(added, *given, **steps) == 8 * share
+    assert total(added, *given, updated=8.0, rows=0.25) - total(added, *given, rows=0.25) == 2
 
 
-def test_elements_that_are_added_one_by_one_cost_the_same_where_they_are_held() -> None:
+def test_elements_that_are_added_one_by_one_are_not() -> None:
     given = torch.empty(1 << 17, dtype=torch.int64), torch.empty(1 << 17), torch.empty(64)
-    steps = {"held": 0.25, "near": 32768.0}
-    assert total(added, *given, updated=8.0, **steps) - total(added, *given, **steps) == 8
+    assert total(added, *given, updated=8.0, rows=0.25) - total(added, *given, rows=0.25) == 8
 
 
 @pytest.mark.parametrize(("count", "ordered", "moved"), [(64, True, 64), (64, False, 1 << 14), (4096, True, 1 << 14)])
@@ -137,6 +147,31 @@ def test_a_chain_of_operations_stays_before_padded_windows_that_repeat_it() -> N
 
     program = lowered(pooled, torch.empty(8, 64, 56, 56), torch.empty(64))
     assert len(grow(program, CTarget().capabilities).clusters) == 2
+
+
+@pytest.mark.parametrize(("padding", "clusters"), [(1, 2), (0, 1)])
+def test_padded_windows_of_several_tensors_are_loaded_one_by_one(padding: int, clusters: int) -> None:
+    """Those of one tensor in lanes, from the first result to the last whose element counts."""
+
+    def pooled(x: Tensor, scale: Tensor) -> Tensor:
+        return torch.nn.functional.max_pool2d(torch.relu(x * scale[:, None, None]), 3, 2, padding)
+
+    def of_one(x: Tensor) -> Tensor:
+        return torch.nn.functional.max_pool2d(torch.relu(x), 3, 2, padding)
+
+    x, capabilities = torch.empty(8, 64, 56, 56), CTarget().capabilities
+    assert len(grow(lowered(pooled, x, torch.empty(64)), capabilities).clusters) == clusters
+    assert len(grow(lowered(of_one, x), capabilities).clusters) == 1
+
+
+def test_data_that_choose_between_values_do_not_bound_windows() -> None:
+    """Each lane selects its value, as in the gradient of a pool."""
+
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(x.unfold(1, 3, 1) > y.unfold(1, 3, 1), x.unfold(1, 3, 1), 0.0).sum(-1)
+
+    program = lowered(chosen, torch.empty(64, 64), torch.empty(64, 64))
+    assert not any(isinstance(node, Reduce) and is_split_window(program, node) for node in program.nodes)
 
 
 def unrolled(program: Callable[[Tensor], Tensor], *shape: int) -> Program:
@@ -186,6 +221,31 @@ def test_conversions_of_16_bit_floats_count_where_they_are_loaded_and_stored() -
 
     assert conversions(torch.bfloat16) == pytest.approx(8.0)
     assert conversions(torch.float32) == 0.0
+
+
+def test_a_copy_of_16_bit_floats_converts_nothing() -> None:
+    program = lowered(lambda x: x.t().contiguous(), torch.empty(64, 64, dtype=torch.bfloat16))
+    (cluster,) = grow(program, TARGET.capabilities).clusters
+    rates = replace(TARGET.capabilities.rates, steps=Steps(widened=2.0, narrowed=6.0))
+    free, priced = (
+        Prices(Dependences(program), replace(TARGET.capabilities, rates=each)).price(cluster).scalars
+        for each in (TARGET.capabilities.rates, rates)
+    )
+    assert priced == free
+
+
+def test_a_random_number_that_two_results_need_is_drawn_once() -> None:
+    """A kernel of both takes less than two of its draws more than one of either."""
+
+    def dropped(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.ops.aten.native_dropout(x, 0.5, True)
+
+    program, capabilities = lowered(dropped, torch.empty(1 << 16)), CTarget().capabilities
+    program = inline_cheap_maps(program)
+    (cluster,) = (each for each in grow(program, capabilities).clusters if len(each.members) > 1)
+    times = Prices(Dependences(program), capabilities).scalar_times(cluster)
+    drawn = capabilities.rates.scalar_us(capabilities.rates.costs["random"] * (1 << 16))
+    assert drawn < sum(times.values()) < 1.5 * drawn
 
 
 def test_casts_between_floats_and_long_integers_cost_what_the_device_says() -> None:
