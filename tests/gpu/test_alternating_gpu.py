@@ -24,7 +24,7 @@ EXAMPLES = {
     "odd sides": linear(3333, 1096, 1000, both=True),
     "few blocks": linear(256, 256, 512),
     "a tile is loaded": linear(4096, 1024, 768, tile=True),
-    "a tile with odd rows is loaded": linear(4000, 1001, 768, both=True, tile=True),
+    "a tile with odd sides is loaded": linear(4000, 1016, 768, both=True, tile=True),
     "rows of even length": linear(4096, 1002, 768),
     "rows of odd length": linear(4096, 1001, 768),
     "a wide result": linear(4096, 1024, 768, results=F32),

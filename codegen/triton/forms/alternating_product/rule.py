@@ -72,9 +72,9 @@ def _ending(blocked: Blocked) -> str:
         return "the elements of a row of a result are not side by side"
     if not all(stmt in leaving(blocked) or _fills_sectors(blocked, stmt) for stmt in stores):
         return "a wide result has rows that do not start at a sector of memory"
-    tiles = dict.fromkeys(tile_loads(blocked, values))
-    if any(load.mask is not None or not _in_rows(blocked, load.index[0]) for load in tiles):
-        return "its epilogue gathers elements"
+    tile = arriving(blocked)
+    if any(tile is None or load != tile[0] for load in tile_loads(blocked, values)):
+        return "its epilogue loads several tiles, or elements that no descriptor holds"
     written = {stmt.param: stmt.offset for stmt in stores}
     read = loads(*(value for stmt in statements(blocked.body) for value in values_of(stmt)))
     if any(load.buffer in written and load.index[0] != written[load.buffer] for load in read):
