@@ -19,6 +19,7 @@ import torch
 from fusion.codegen.triton.expressions.prelude import LOAD, STORE
 from fusion.codegen.triton.file import WAIT
 from fusion.lowering.ir.kernel import Kernel
+from tests.codegen.triton.gluon_rows import Pointer
 
 PATIENCE = 10.0
 """Seconds after which a barrier is assumed never to complete."""
@@ -162,28 +163,9 @@ def _begin(
     return product
 
 
-@dataclass(frozen=True, slots=True)
-class _Pointer:
-    """A place in a tensor, or a tile of places."""
-
-    flat: torch.Tensor
-    at: Any = 0
-
-    def __add__(self, step: Any) -> _Pointer:
-        return _Pointer(self.flat, self.at + step)
-
-
-def _load(pointer: _Pointer, mask: Any = None, other: float = 0.0) -> torch.Tensor:
-    at = torch.as_tensor(pointer.at)
-    mask = torch.ones(at.shape, dtype=torch.bool) if mask is None else mask
-    found = pointer.flat[torch.where(mask, at, 0)]
-    return torch.where(mask, found, torch.full_like(found, other))
-
-
-def _store(pointer: _Pointer, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-    mask = torch.ones((), dtype=torch.bool) if mask is None else mask
-    at, value, mask = torch.broadcast_tensors(pointer.at, value, mask)
-    pointer.flat[at[mask]] = value[mask]
+def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> torch.Tensor:
+    found = pointer.read(mask)
+    return found if mask is None else torch.where(mask, found, torch.full_like(found, other))
 
 
 class _Matrix:
@@ -295,7 +277,7 @@ def _triton_language(program: list[int], programs: int) -> SimpleNamespace:
         where=_where,
         cast=lambda x, dtype: x,
         load=_load,
-        store=_store,
+        store=Pointer.write,
         maximum=_most(torch.maximum, max),
         minimum=_most(torch.minimum, min),
         exp2=torch.exp2,
@@ -365,4 +347,4 @@ def run(kernel: Kernel, source: str, args: Sequence[torch.Tensor], programs: int
         program[0] = number
         flat = [arg.view(-1) for arg in args]
         described = names["descriptors"](*flat, *sizes) if "descriptors" in names else ()
-        names[kernel.name](*map(_Pointer, flat), *sizes, *described, **constants)
+        names[kernel.name](*map(Pointer, flat), *sizes, *described, **constants)
