@@ -95,7 +95,7 @@ def _folded(program: Program, node: Reduce, rates: Rates) -> float:
     total = steps.placed if keeps_position(node.op) else 0.0
     if steps.window and is_split_window(program, node):
         bounded = is_bounded(program, node)
-        lanes = estimate(node.axes[-1].size, {}) if node.axes else 1
+        lanes = max(1, estimate(node.axes[-1].size, {})) if node.axes else 1
         total += steps.window * (1.0 if bounded else steps.unbounded) / lanes
     factors = factors_of(node) if steps.together else None
     if factors is not None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusion import fuse
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.price import MATRIX_RATES, Rates, Steps
 from fusion.inspect.examples import TARGET, lowered
@@ -83,6 +84,18 @@ def test_windows_are_split_that_reach_into_padding_or_overlap_with_gaps(
     x = torch.empty(1, 2, 8, 8)
     program = lowered(lambda x: torch.nn.functional.max_pool2d(x, size, stride, padding), x)
     assert any(is_split_window(program, node) for node in program.nodes) == split
+
+
+def test_a_program_without_points_has_a_price() -> None:
+    """Its windows have no results that could share the start of a loop."""
+
+    def scattered(x: Tensor, y: Tensor) -> Tensor:
+        return x.select_scatter(x.select(0, 0) * 2, 0, -1) @ y
+
+    x, y = torch.empty(8, 0, 5, 5), torch.ones(5, requires_grad=True)
+    got = fuse(scattered, options={"strict": True})(x, y)
+    got.sum().backward()
+    assert got.shape == (8, 0, 5) and y.grad is not None and not y.grad.any()
 
 
 @pytest.mark.parametrize(("stride", "padding", "loop"), [(1, 1, 64.0), (2, 0, 16.0)])
