@@ -70,10 +70,6 @@ class Body:
         """Add the lines of all statements except the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if not isinstance(stmt, Store)])
 
-    def store(self, stmt: Store) -> None:
-        """Add the lines of one of the stores at the end."""
-        self._store(stmt)
-
     def stores(self) -> None:
         """Add the lines of the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
@@ -129,7 +125,7 @@ class Body:
                 case Loop():
                     self._loop(stmt)
                 case Store():
-                    self._store(stmt)
+                    self.store(stmt)
                 case Prefix():
                     prefix.scan_now(self.values, stmt)
                 case Fold():
@@ -222,7 +218,8 @@ class Body:
             if not over and values.is_overwritten(fold.args):
                 values.line("tl.debug_barrier()")  # other threads of this program overwrite the elements read here
 
-    def _store(self, stmt: Store) -> None:
+    def store(self, stmt: Store) -> None:
+        """Add the lines of a store."""
         values = self.values
         if stmt.axes is not None:
             update(values, stmt)

@@ -123,6 +123,7 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
     costs=_EPILOGUE,
     free=3,
     by_threads=150,
+    left_columns=0.96,  # measured: docs/performance.md, `H200`
     alternating=(
         PersistentShape(128, 128, 4, 7, 1.035, 0.0, end=234, slope=4.4, loading=110, further=75),
         PersistentShape(128, 128, 8, 7, 1.035, 0.0, end=240, slope=3.0, loading=110, further=75),

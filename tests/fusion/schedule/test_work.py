@@ -104,7 +104,10 @@ def test_each_element_of_a_window_is_a_loop_along_the_results(stride: int, paddi
 
     def each(width: int) -> float:
         x = torch.empty(1, 2, 8, stride * (width - 1) + 3 - 2 * padding)
-        pool = lambda x: torch.nn.functional.avg_pool2d(x, 3, stride, padding)  # noqa: E731
+
+        def pool(x: Tensor) -> Tensor:
+            return torch.nn.functional.avg_pool2d(x, 3, stride, padding)
+
         return total(pool, x, window=64.0, unbounded=0.25) - total(pool, x)
 
     assert [each(8), each(16)] == [pytest.approx(loop / 8), pytest.approx(loop / 16)]

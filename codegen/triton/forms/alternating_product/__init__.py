@@ -28,9 +28,8 @@ from fusion.codegen.triton.forms.alternating_product.config import AlternatingCo
 from fusion.codegen.triton.forms.alternating_product.program import functions
 from fusion.codegen.triton.forms.alternating_product.rule import refusal
 from fusion.codegen.triton.forms.form import Form, Refused, Task
+from fusion.codegen.triton.forms.persistent_product.config import SHORTEST_SIDE
 from fusion.codegen.triton.writer import Writer
-
-_SHORTEST = 128  # of rows, columns and sums
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class AlternatingProduct(Form):
     @property
     def slower(self) -> str:
         """Return why a persistent product of one group is faster: for few blocks, or short sides."""
-        if any(extent(dim.size) < _SHORTEST for dim in self.blocked.dims):
-            return f"a side is shorter than {_SHORTEST}"
+        if any(extent(dim.size) < SHORTEST_SIDE for dim in self.blocked.dims):
+            return f"a side is shorter than {SHORTEST_SIDE}"
         if not speed.hides_epilogues([self.blocked]):
             return "there are blocks for one group only"
         return "" if speed.is_fastest([self.blocked]) else "one group is faster on these blocks"

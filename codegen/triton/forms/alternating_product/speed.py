@@ -17,10 +17,6 @@ from fusion.codegen.triton.forms.alternating_product.rule import moved_by
 from fusion.codegen.triton.forms.persistent_product.speed import filled, further, work_of
 from fusion.codegen.triton.products.descriptors import loads_tiles
 
-LEFT_COLUMNS = 0.96
-"""The speed of products whose left operand lies transposed in memory, relative to others (measured:
-docs/performance.md, `LEFT_COLUMNS`)."""
-
 
 def ranked(parts: Sequence[Blocked]) -> list[AlternatingConfig]:
     """Return the configurations of products of one launch, the best first."""
@@ -30,12 +26,13 @@ def ranked(parts: Sequence[Blocked]) -> list[AlternatingConfig]:
 def of_config(parts: Sequence[Blocked], config: Config) -> float:
     """Return the predicted share of the library's speed in a configuration, on the blocks of these products."""
     shapes = configurations(parts[0].device)
+    known = speeds(parts[0].device).persistent
     shape = next(shape for each, shape in shapes.items() if each.num_warps == config.num_warps)  # stages are cut to fit
     length = extent(parts[0].sides(parts[0].dots[0])[2].size)
     end = shape.end + shape.slope * max(map(work_of, parts)) + shape.further * max(map(further, parts))
     end += shape.loading if any(map(loads_tiles, parts)) else 0
-    share = shape.share * (LEFT_COLUMNS if any(map(_has_left_columns, parts)) else 1.0)
-    reached = share * (length + speeds(parts[0].device).persistent.library_end) / (length + end)
+    share = shape.share * (known.left_columns if any(map(_has_left_columns, parts)) else 1.0)
+    reached = share * (length + known.library_end) / (length + end)
     return reached * filled([(part, config) for part in parts], 1)
 
 

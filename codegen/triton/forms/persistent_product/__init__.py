@@ -25,13 +25,18 @@ from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.limits import room
 from fusion.codegen.triton.forms.persistent_product import speed
-from fusion.codegen.triton.forms.persistent_product.config import NARROWEST, PersistentConfig, divided, fitted, stored
+from fusion.codegen.triton.forms.persistent_product.config import (
+    NARROWEST,
+    SHORTEST_SIDE,
+    PersistentConfig,
+    divided,
+    fitted,
+    stored,
+)
 from fusion.codegen.triton.forms.persistent_product.program import write
 from fusion.codegen.triton.forms.persistent_product.rule import refusal
 from fusion.codegen.triton.products.stacked import stack_of
 from fusion.codegen.triton.writer import Writer
-
-_SHORTEST = 128  # of rows, columns and sums
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,8 @@ class PersistentProduct(Form):
         """Return why another form is faster: a side is shorter than a block, or there are fewer blocks than half of the
         multiprocessors even at the smallest size.
         """
-        if any(extent(dim.size) < _SHORTEST and dim.name != "b" for dim in self.blocked.dims):
-            return f"a side is shorter than {_SHORTEST}"
+        if any(extent(dim.size) < SHORTEST_SIDE and dim.name != "b" for dim in self.blocked.dims):
+            return f"a side is shorter than {SHORTEST_SIDE}"
         blocks = programs(self.blocked, divided(NARROWEST, len(self.blocked.dots)))
         return (
             "" if blocks * 2 >= self.blocked.device.multiprocessors else f"{blocks} blocks leave multiprocessors idle"

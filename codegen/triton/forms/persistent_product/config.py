@@ -28,6 +28,9 @@ class PersistentConfig(Config):
         return words + ([f"finished in {self.parts} parts"] if self.parts > 1 else [])
 
 
+SHORTEST_SIDE = 128
+"""Rows, columns and elements of a sum below which other forms are faster."""
+
 NARROWEST = PersistentConfig((("m", 64), ("k", 64), ("n", 128)))
 """The smallest blocks."""
 

@@ -66,7 +66,8 @@ def joined(task: Task, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
         return ()
     products = tuple(product for each in alone for product in single_products(each.kernel))
     tasks = [replace(task, kernel=product) for product in products]
-    if any(isinstance(AlternatingProduct.applies(each), Refused) for each in tasks):
+    plans = [AlternatingProduct.applies(each) for each in tasks]
+    if any(isinstance(plan, Refused) or plan.fit(plan.configs()[0]) is None for plan in plans):
         return ()
     blocked = [each.blocked for each in tasks]
     shared = {common(each) for each in blocked}
