@@ -41,6 +41,7 @@ from fusion.joint.complex_pairs import split_complex_numbers
 from fusion.joint.copies import drop_copies
 from fusion.joint.detached import drop_detached
 from fusion.joint.head_widths import specialise_head_widths
+from fusion.joint.joined_gradients import join_gradients
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.loss_gradients import compute_loss_gradients
 from fusion.joint.maxima import drop_vanishing_gradients
@@ -193,6 +194,11 @@ PARTITIONED: Stage[ForwardBackward, Deriving] = Stage(
     (
         in_place("restore_unused_random", adapters.restore_in_both, needed=True),
         in_place("drop_saved_results", adapters.drop_saved_results, needed=True),
+        in_place(
+            "join_gradients",
+            lambda halves, at: join_gradients(halves.backward, at.capabilities.rates),
+            when=_inexact,
+        ),
         in_place("widen_statistics", adapters.on_saved(widen_statistics), when=_inexact),
         in_place("keep_unchanged", adapters.on_saved(keep_unchanged), needed=True),
         in_place("mark_donated", adapters.on_saved(mark_donated), when=_inexact),
@@ -203,7 +209,7 @@ PARTITIONED: Stage[ForwardBackward, Deriving] = Stage(
     parts=lambda halves: halves_parts(halves.forward, halves.backward),
     left_out=_left_out,
 )
-"""Decides which values backward gets from forward, and in which precision."""
+"""Decides which values backward gets from forward, and in which precision, and joins its products."""
 
 
 INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(

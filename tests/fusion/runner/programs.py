@@ -128,6 +128,11 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT + expanded, -1) @ v
 
 
+def attended(x: Tensor, *layers: Tensor) -> Tensor:
+    q, k, v = (F.linear(x, w, b) for w, b in zip(layers[::2], layers[1::2], strict=True))
+    return (q @ k.t() * 1e-2).softmax(-1) @ v
+
+
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return (q @ k.transpose(-1, -2)).masked_fill(~seen, float("-inf")).softmax(-1) @ v
 
@@ -387,6 +392,7 @@ CASES: dict[str, Case] = {
     "statistics": Case(normalised_rows, of((5, 70), (70,), dtype=BF16), backward=True),
     "changed after use": Case(changed_after_use, lambda normal: (normal(5).double(), normal(5)), backward=True),
     "attention": Case(attentions.plain, of((3, 2, 200, 4), (3, 2, 220, 4), (3, 2, 220, 4), dtype=F32), backward=True),
+    "attention over layers": Case(attended, of((30, 20), *[(20, 20), (20,)] * 3, dtype=BF16), backward=True),
     "masked attention": Case(masked_attention, causal_mask),
     "biased attention": Case(biased_attention, of(*[(2, 4, 300, 16)] * 3, (300, 300, 4), dtype=F32)),
     "gathered maxima": Case(gathered_maxima, gathered_keys, options=C),
