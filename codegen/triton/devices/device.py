@@ -122,6 +122,7 @@ class PersistentSpeeds:
         free: the additions for each result that its store hides.
         by_threads: time that a block takes longer, in elements of the sum, if threads store it, as no descriptor can
             hold its rows; groups of warps that take turns hide it.
+        two_stages: the speed with memory for two stages beside the tiles of the epilogue, relative to more.
         left_columns: the speed of products in turn whose left operand lies transposed in memory, relative to others.
         alternating: the blocks of products whose groups of warps take turns; none where there are no such groups.
     """
@@ -134,6 +135,7 @@ class PersistentSpeeds:
     costs: Mapping[ScalarName, int] = field(hash=False)
     free: int
     by_threads: int
+    two_stages: float = 1.0
     left_columns: float = 1.0
     alternating: tuple[PersistentShape, ...] = ()
 

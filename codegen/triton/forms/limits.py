@@ -42,7 +42,7 @@ def fitted(
     available = device.shared_per_program
     if per_multiprocessor > 1:
         available = min(available, device.shared_per_multiprocessor // per_multiprocessor - _SYSTEM)
-    stages = min(config.num_stages, stages_within(device, _stage(blocked, config), available - stored))
+    stages = min(config.num_stages, stages_within(device, _stage(blocked, config), available - stored - loaded))
     shortest = replace(config, num_stages=min(config.num_stages, shortest_pipeline(device)))
     if stages < shortest.num_stages or room(blocked, shortest) + stored + loaded > available:
         return None

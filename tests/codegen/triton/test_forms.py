@@ -32,6 +32,7 @@ from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.products import linear, matmul
 from tests.codegen.kernels.rows import scan, softmax
 from tests.codegen.kernels.small import SMALL
+from tests.codegen.triton.test_persistent import activated
 
 KERNELS = {**{f"small {name}": kernel for name, kernel in SMALL.items()}, **LARGE}
 PRODUCT = matmul(4096, 2048, 2048, BF16)
@@ -56,7 +57,8 @@ FIRST: dict[str, tuple[Kernel, type[Form]]] = {
     "attention of heads too wide": (online_attention(32, 4096, 4096, 320, dtype=BF16), Chained),
     "side by side": (replace(add(1000), beside=(softmax(100, 64, WHOLE),)), SideBySide),
     "products of the same rows": (beside(matmul(1024, 1024, 2048, BF16, out=BF16)), JoinedProducts),
-    "large products of the same rows": (beside(PRODUCT), JoinedAlternatingProducts),
+    "large products of the same rows": (beside(activated(8192, 3072, 768, smooth=True)), JoinedAlternatingProducts),
+    "long products of the same rows": (beside(PRODUCT), JoinedProducts),
     "last block": (replace(softmax(100, 64, WHOLE), then=softmax(1, 64, WHOLE)), LastBlock),
 }
 

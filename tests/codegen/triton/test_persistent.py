@@ -98,6 +98,17 @@ def test_tiles_that_are_loaded_come_in_parts() -> None:
     assert chosen(residual(16384, 768, 3072, BF16)) == (128, 256, 1, 2)
 
 
+def test_wide_tiles_take_the_memory_of_a_stage() -> None:
+    """A tile of 32 bits beside a result of 16: one of 128 columns leaves memory for all stages, one of 256 for two."""
+    tile = load("c", 3072 * i + j, F32)
+    example = graded(8192, 3072, 768, tile)
+    params = tuple(replace(each, dtype=F32) if each.name == "c" else each for each in example.params)
+    wide = replace(example, params=params)
+    assert chosen(wide) == (128, 128, 1, 1)
+    found = [each for each in TARGET.configs(wide) if isinstance(each, PersistentConfig) and each.block("n") == 256]
+    assert {each.num_stages for each in found if each.block("m") == 128} == {2}
+
+
 def test_rows_that_are_gathered_come_in_parts() -> None:
     """H200, 8192 × 1024 × 1024 with rows of an embedding added: 44 µs in two parts, 64 in one."""
     m, n, k = 8192, 1024, 1024

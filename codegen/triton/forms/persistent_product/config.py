@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from fusion.codegen.triton.blocks import Blocked, Config
 from fusion.codegen.triton.forms import limits
-from fusion.codegen.triton.products.descriptors import loads_tiles
-from fusion.lowering.ir.kernel import Store
+from fusion.codegen.triton.products.descriptors import tile_loads
+from fusion.lowering.ir.kernel import Store, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,12 @@ def divided(config: PersistentConfig, count: int) -> PersistentConfig:
 def fitted(blocked: Blocked, config: Config) -> PersistentConfig | None:
     """Return a configuration with as many stages as fit next to the blocks that are stored and loaded."""
     assert isinstance(config, PersistentConfig)
-    leaving = stored(blocked, config)
     limited = limits.fitted(
         blocked,
         config,
         per_multiprocessor=config.per_processor,
-        stored=leaving,
-        loaded=leaving if blocked.dots and loads_tiles(blocked) else 0,
+        stored=stored(blocked, config),
+        loaded=loaded(blocked, config) if blocked.dots else 0,
     )
     return None if limited is None else replace(config, num_stages=limited.num_stages)
 
@@ -60,3 +59,11 @@ def stored(blocked: Blocked, config: Config) -> int:
     assert isinstance(config, PersistentConfig)
     width = max((stmt.value.dtype.itemsize for stmt in blocked.body if isinstance(stmt, Store)), default=0)
     return config.block("m") * config.block("n") * min(width, 2) // config.parts  # wider elements bypass shared memory
+
+
+def loaded(blocked: Blocked, config: Config) -> int:
+    """Return the bytes of the part of a tile that an epilogue loads at a time through shared memory."""
+    assert isinstance(config, PersistentConfig)
+    values = [value for stmt in blocked.body if isinstance(stmt, Store) for value in values_of(stmt)]
+    width = max((load.dtype.itemsize for load in tile_loads(blocked, values)), default=0)
+    return config.block("m") * config.block("n") * width // config.parts

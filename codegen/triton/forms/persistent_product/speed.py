@@ -97,6 +97,7 @@ def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[Persisten
         if single or shape.parts == 1:
             end = shape.end + shape.slope * work + (shape.loading if loading else 0) + shape.further * more + scattered
             share = shape.apart if not one else (shape.joined if joined else 0.0) or shape.share
+            share *= known.two_stages if config.num_stages == 2 < shape.stages else 1.0
             shares[config] = share * (length + known.library_end) / (length + end)
     return shares
 
