@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.forms.alternating_product import AlternatingConfig
 from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.making import BF16, F16, F32, assert_same, expected, tensors
-from tests.codegen.triton.test_alternating import linear, projections
+from tests.codegen.triton.test_alternating import gated_gradient, linear, projections, with_two_tiles
 from tests.gpu.launched import build, check
 
 pytestmark = pytest.mark.gpu
@@ -25,6 +27,10 @@ EXAMPLES = {
     "few blocks": linear(256, 256, 512),
     "a tile is loaded": linear(4096, 1024, 768, tile=True),
     "a tile with odd sides is loaded": linear(4000, 1016, 768, both=True, tile=True),
+    "two tiles are loaded": with_two_tiles(4096, 1024, 768),
+    "two tiles with odd sides are loaded": with_two_tiles(3333, 1096, 1000),
+    "two tiles of one step": with_two_tiles(4096, 1024, 64),
+    "two tiles and two results": gated_gradient(4000, 1016, 768),
     "rows of even length": linear(4096, 1002, 768),
     "rows of odd length": linear(4096, 1001, 768),
     "a wide result": linear(4096, 1024, 768, results=F32),
@@ -46,9 +52,10 @@ def test_in_turn(name: str) -> None:
     check(EXAMPLES[name], in_turn(EXAMPLES[name]))
 
 
-def test_every_launch_gives_the_same() -> None:
-    """A slot that is released too early would show in some of them."""
-    kernel = linear(8192, 2048, 448, BF16)
+@pytest.mark.parametrize("make", [linear, with_two_tiles])
+def test_every_launch_gives_the_same(make: Callable[[int, int, int], Kernel]) -> None:
+    """A slot, or the memory of tiles, that is released too early would show in some of them."""
+    kernel = make(8192, 2048, 448)
     args = [arg.cuda() for arg in tensors(kernel)]
     launch = build(kernel, in_turn(kernel))
     launch(*args)

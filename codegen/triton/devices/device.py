@@ -90,6 +90,7 @@ class PersistentShape:
         end: time of the epilogue of a block, in elements of the sum that take as long.
         slope: the same for one operation on each result.
         loading: the same for tiles loaded by the epilogue.
+        second: the same for a second tile, where groups of warps use the memory of both in turn.
         further: the same for 16 bits of results in addition to the first 16.
     """
 
@@ -105,6 +106,7 @@ class PersistentShape:
     end: int = 137
     slope: float = 12.0
     loading: int = 740
+    second: int = 0
     further: int = 180
     k: int = 64
 

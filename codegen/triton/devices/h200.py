@@ -126,8 +126,8 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
     two_stages=0.7,  # measured: docs/performance.md, `H200`
     left_columns=0.96,  # measured: docs/performance.md, `H200`
     alternating=(
-        PersistentShape(128, 128, 4, 7, 0.996, 0.0, end=196, slope=4.4, loading=110, further=75),
-        PersistentShape(128, 128, 8, 7, 0.996, 0.0, end=202, slope=3.0, loading=110, further=75),
+        PersistentShape(128, 128, 4, 7, 0.996, 0.0, end=196, slope=4.4, loading=110, second=220, further=75),
+        PersistentShape(128, 128, 8, 7, 0.996, 0.0, end=202, slope=3.0, loading=110, second=220, further=75),
     ),
 )
 

@@ -280,6 +280,7 @@ def _triton_language(program: list[int], programs: int) -> SimpleNamespace:
         store=Pointer.write,
         maximum=_most(torch.maximum, max),
         minimum=_most(torch.minimum, min),
+        exp=torch.exp,
         exp2=torch.exp2,
         sum=lambda x, axis: x.sum(axis),
         reduce=lambda x, axis, combine: x.amax(axis),  # of `_maximum`, the only one here

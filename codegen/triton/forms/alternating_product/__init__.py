@@ -8,8 +8,8 @@ While one group computes the epilogue of its block and stores it, the matrix uni
 persistent program of one group (`persistent_product`) the matrix units wait for each epilogue; two such programs on a
 multiprocessor hide it only where they happen to be at different stages.
 
-A tile that the epilogue reads, such as a residual, is loaded while its block is multiplied, into the memory from which
-the result leaves afterwards.
+Tiles that the epilogue reads, such as a residual, are loaded while their block is multiplied, one of them into the
+memory from which the results leave afterwards.
 """
 
 from __future__ import annotations

@@ -15,6 +15,11 @@ from fusion.lowering.ir.kernel import Store
 GROUPS = 2
 """The groups of warps that compute; one more warp loads."""
 
+BLOCKS = GROUPS
+"""The blocks in which tiles arrive and results leave: one of each group, or if there are two tiles, one of each tile,
+which the groups use in turn.  Beside more of them there is memory for three stages of operands.
+(measured: docs/performance.md, `BLOCKS`)"""
+
 HALF = 2
 """Bytes of an element of a result that leaves through shared memory."""
 
@@ -46,8 +51,8 @@ def columns(device: Device) -> int:
 
 def staged(blocked: Blocked, config: Config) -> int:
     """Return the bytes of the blocks of both groups in which tiles arrive and results leave."""
-    used = bool(leaving(blocked)) or arriving(blocked) is not None
-    return GROUPS * config.block("m") * config.block("n") * HALF * used
+    used = bool(leaving(blocked) or arriving(blocked))
+    return BLOCKS * config.block("m") * config.block("n") * HALF * used
 
 
 def leaving(blocked: Blocked) -> list[Store]:
@@ -59,11 +64,14 @@ def leaving(blocked: Blocked) -> list[Store]:
     return [stmt for stmt in narrow if stmt.value.dtype is narrow[0].value.dtype]
 
 
-def arriving(blocked: Blocked) -> tuple[Load, Matrix] | None:
-    """Return the tile of the epilogue that arrives while its block is multiplied, where results leave afterwards."""
+def arriving(blocked: Blocked) -> dict[Load, Matrix]:
+    """Return the tiles of the epilogue that arrive while its block is multiplied, at most `BLOCKS`.
+
+    Results leave from the memory of the first one; all are of one type.
+    """
     stores = leaving(blocked)
-    for load, matrix in loaded_tiles(blocked).items():
-        alike = not stores or load.dtype is stores[0].value.dtype
-        if alike and matrix.rows.name == "m" and matrix.base == 0:
-            return load, matrix
-    return None
+    tiles = loaded_tiles(blocked)
+    inside = [load for load, matrix in tiles.items() if matrix.rows.name == "m" and matrix.base == 0]
+    dtypes = [value.dtype for value in (*(stmt.value for stmt in stores), *inside)][:1]
+    alike = [load for load in inside if load.dtype in dtypes]
+    return {load: tiles[load] for load in alike[:BLOCKS]}

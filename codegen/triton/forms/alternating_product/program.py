@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -36,7 +37,7 @@ from fusion.codegen.triton.expressions.scalar_code import TYPES, cast
 from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import descriptor_comments, launched_function, signature
-from fusion.codegen.triton.forms.alternating_product.config import GROUPS, HALF, leaving
+from fusion.codegen.triton.forms.alternating_product.config import BLOCKS, GROUPS, HALF, leaving
 from fusion.codegen.triton.forms.alternating_product.rule import Moved, epilogue_params, moved_by
 from fusion.codegen.triton.forms.persistent_product.program import count_blocks
 from fusion.codegen.triton.forms.warp_groups import groups
@@ -46,7 +47,6 @@ from fusion.codegen.triton.products import descriptors
 from fusion.codegen.triton.products.block_order import assign_block, blocks_of, start_block, swizzled
 from fusion.codegen.triton.products.selection import column_ends, select
 from fusion.codegen.triton.writer import Writer
-from fusion.lowering.ir.expr import Load
 from fusion.lowering.ir.kernel import Kernel, Store
 
 _SUMS, _ROWS, _STAGED = "SUMS", "ROWS", "staged"
@@ -102,21 +102,21 @@ class Product:
     left: Transfer
     right: Transfer
     results: dict[str, Transfer]
-    tile: Transfer | None
+    tiles: list[Transfer]
 
     @property
     def pointers(self) -> list[str]:
         """Return the parameters that its epilogue accesses by pointers."""
-        described = {*self.results, *([self.moved.tile[0].buffer] if self.moved.tile else [])}
+        described = {*self.results, *(load.buffer for load in self.moved.tiles)}
         return [param for param in epilogue_params(self.layout.blocked) if param not in described]
 
 
 def _described(described: descriptors.Descriptors, layout: Layout) -> Product:
     moved = moved_by(layout.blocked)
     left, right = (described.of(matrix, layout) for matrix in (moved.left, moved.right))
-    tile = None if moved.tile is None else described.of(moved.tile[1], layout)
+    tiles = [described.of(matrix, layout) for matrix in moved.tiles.values()]
     results = {param: replace(described.of(matrix, layout), staged=_STAGED) for param, matrix in moved.results.items()}
-    return Product(layout, moved, left, right, results, tile)
+    return Product(layout, moved, left, right, results, tiles)
 
 
 def _with_layout(kernel: Kernel, hosted: Hosted) -> Hosted:
@@ -154,7 +154,7 @@ class AlternatingProgram:
     @property
     def fetch_takes(self) -> list[str]:
         """Return the parameters of the loading function."""
-        tiles = ["out", *_TILES] if self.own.tile else []
+        tiles = ["out", *_TILES] if self.own.tiles else []
         return [*self.params, *self.constants, *_RINGS, "filled", "emptied", *tiles]
 
     @property
@@ -184,25 +184,24 @@ class AlternatingProgram:
     def _allocate_out(self, values: Values) -> None:
         """Add the line that allocates the blocks in which tiles arrive and results leave."""
         moved, dims = self.own.moved, self._sides
-        described = [*self.own.results.values(), *([self.own.tile] if self.own.tile else [])]
-        dtype = moved.tile[0].dtype if moved.tile else leaving(self.layout.blocked)[0].value.dtype
+        described = [*self.own.results.values(), *self.own.tiles]
+        (dtype,) = {each.dtype for each in (*moved.tiles, *(stmt.value for stmt in leaving(self.layout.blocked)))}
         element = TYPES[dtype]
         if described:
             layout = compose("{}.layout", described[0].name)
         else:
             layout = compose("gl.NVMMASharedLayout.get_default_for({}, {})", values.layout.shape(dims), element)
-        shape = values.layout.shape(dims, GROUPS)
+        shape = values.layout.shape(dims, BLOCKS)
         values.line("out = gl.allocate_shared_memory({}, {}, {})", element, shape, layout)
 
     def fetch(self, values: Values) -> Function:
         """Return the function of the loading warp."""
         over = self._over
         values.line("slot, phase = 0, 1")
-        tiles = ["tile"] if self.own.tile else []
-        if tiles:
+        if self.own.tiles:
             values.line("group, turn = 0, 1")
-        choices = [[each.right.name, *([each.tile.name] if each.tile else [])] for each in self.products]
-        block, blocks, (columns, *tiles) = self._open(values, choices, ["columns", *tiles])
+        choices = [[each.right.name, *(tile.name for tile in each.tiles)] for each in self.products]
+        block, blocks, (columns, *tiles) = self._open(values, choices, ["columns", *("tile" for _ in self.own.tiles)])
         k0 = values.open("k0")
         values.starts[over] = k0
         values.line("hopper.mbarrier.wait(emptied.index(slot), phase)")
@@ -212,20 +211,22 @@ class AlternatingProgram:
             values.line("{}({}, {}, filled.index(slot), {}.index(slot))", LOAD, transfer.name, corner, ring)
         values.line("slot, phase = {}(slot, phase, {})", "_next_slot", self.layout.config.num_stages)
         values.close("for {} in range(0, {}, {}):", k0, values.index_tile(over.size).code, over.constant)
-        for name in tiles:
-            self._fetch_tile(values, name)
+        if tiles:
+            self._fetch_tiles(values, tiles)
         values.close("for {} in range(tl.program_id(0), {}, tl.num_programs(0)):", block, blocks)
         return Function("fetch", self.fetch_takes, values.scopes[0].lines, self.constants)
 
-    def _fetch_tile(self, values: Values, name: str) -> None:
-        """Load the tile of a block behind its operands, when the result of the group's last block has left."""
-        assert self.own.tile is not None
-        _, corner, _ = values.block_corner(self.own.tile)
+    def _fetch_tiles(self, values: Values, names: Sequence[str]) -> None:
+        """Load the tiles of a block behind its operands, when the results of the group's last block have left."""
         m, n = (side.constant for side in self._sides)
-        values.line("hopper.mbarrier.wait(vacant.index(group), turn)")
-        values.line("hopper.mbarrier.expect(arrived.index(group), {} * {} * {})", m, n, HALF)
-        values.line("{}({}, {}, arrived.index(group), out.index(group))", LOAD, name, corner)
-        values.line("turn ^= group")
+        before = compose("1 - {}", GROUP, binds=SUM) if self._takes_turns else as_code(GROUP)
+        values.line("hopper.mbarrier.wait(vacant.index({}), turn)", before)
+        values.line("hopper.mbarrier.expect(arrived.index(group), {} * {} * {})", m, n, HALF * len(names))
+        for number, (name, transfer) in enumerate(zip(names, self.own.tiles, strict=True)):
+            _, corner, _ = values.block_corner(transfer)
+            memory = self._memory(number, "group")
+            values.line("{}({}, {}, arrived.index(group), {})", LOAD, name, corner, memory)
+        values.line("turn ^= {}", before)
         values.line("group ^= 1")
 
     def compute(self, values: Values) -> Function:
@@ -236,14 +237,14 @@ class AlternatingProgram:
         instruction = compose("[16, {}, 16]", n.constant)
         values.line("{}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [{}, 1], {})", _SUMS, warps, instruction)
         if self._uses_out:
-            values.line("{} = out.index({})", _STAGED, GROUP)
+            values.line("{} = {}", _STAGED, self._memory(0, GROUP))
         if moved.by_rows:
             width = min(moved.by_rows.values())
             layout = "{}: tl.constexpr = gl.BlockedLayout([1, {}], [1, 32], [{}, 1], [1, 0])"
             values.line(layout, _ROWS, width, warps)
         values.line("steps = tl.cdiv({}, {})", values.index_tile(over.size).code, over.constant)
         values.line("first, turn = {0} * steps, 1 - {0}", GROUP)
-        if self.own.tile:
+        if self.own.tiles:
             values.line("arrival = 0")
         block, blocks = self._open_results(values)
         body = Body(values)
@@ -255,10 +256,10 @@ class AlternatingProgram:
         values.line("first += {} * steps", GROUPS)
         sums = Tile(as_code(result), (m, n), values.depth)
         values.bind(dot.ref, replace(sums, code=cast(sums.code, torch.float32, dot.dtype)))
-        if self.own.moved.tile is not None:
-            self._await_tile(values, self.own.moved.tile[0])
+        if moved.tiles:
+            self._await_tiles(values)
         self._store(values, body)
-        if self.own.tile:
+        if moved.tiles:
             self._release(values)
         begin = compose("tl.program_id(0) + {} * tl.num_programs(0)", GROUP)
         values.close("for {} in range({}, {}, {} * tl.num_programs(0)):", block, begin, blocks, GROUPS)
@@ -266,12 +267,19 @@ class AlternatingProgram:
             values.line("hopper.tma.store_wait(0)")
         return Function("compute", [GROUP, *self.compute_takes], values.scopes[0].lines, [GROUP, *self.constants])
 
-    def _await_tile(self, values: Values, load: Load) -> None:
-        """Read the tile of the block, before results leave from its memory."""
+    def _await_tiles(self, values: Values) -> None:
+        """Read the tiles of the block, the first one before results leave from its memory."""
         values.line("hopper.mbarrier.wait(arrived.index({}), arrival)", GROUP)
         values.line("arrival ^= 1")
-        values.emitters[load] = lambda: Tile(compose("{}.load({})", _STAGED, _SUMS), self._sides, values.depth)
-        values.load_now(load)
+        first, *others = self.own.moved.tiles
+        for number, load in enumerate(others, start=1):
+            values.emitters[load] = partial(self._read, values, self._memory(number, GROUP))
+        values.emitters[first] = partial(self._read, values, as_code(_STAGED))
+        values.load_now(first)
+
+    def _read(self, values: Values, memory: Code) -> Tile:
+        """Return the tile that lies in shared memory, in the layout of sums."""
+        return Tile(compose("{}.load({})", memory, _SUMS), self._sides, values.depth)
 
     def _release(self, values: Values) -> None:
         """Add the lines that let the next tile arrive, once the result has been read."""
@@ -296,9 +304,11 @@ class AlternatingProgram:
     def _store(self, values: Values, body: Body) -> None:
         """Add the lines of the epilogue."""
         dims = self._sides
-        for stmt in values.layout.blocked.body:
-            if not isinstance(stmt, Store):
-                continue
+        stores = [stmt for stmt in values.layout.blocked.body if isinstance(stmt, Store)]
+        for stmt in stores if len(stores) > 1 and not self.own.moved.by_rows else ():
+            # All before the first one leaves: what they share is not held until then.
+            values.bind(stmt.value, values.name(stmt.param, values.value(stmt.value)))
+        for stmt in stores:
             if stmt.param not in self.own.moved.by_rows:
                 body.store(stmt)
                 continue
@@ -314,12 +324,21 @@ class AlternatingProgram:
     @property
     def _uses_out(self) -> bool:
         """Whether tiles arrive or results leave through shared memory."""
-        return bool(leaving(self.layout.blocked)) or self.own.tile is not None
+        return bool(leaving(self.layout.blocked) or self.own.tiles)
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Whether the groups use the same memory of tiles and results in turn."""
+        return len(self.own.tiles) > 1
+
+    def _memory(self, number: int, group: str) -> Code:
+        """Return the memory of a tile; results leave from that of the first one."""
+        return compose("out.index({})", number if self._takes_turns else group)
 
     @property
     def _tiles(self) -> Sequence[str]:
         """Return the barriers of the memory of tiles, if tiles arrive."""
-        return _TILES if self.own.tile else ()
+        return _TILES if self.own.tiles else ()
 
     @property
     def _over(self) -> Dim:

@@ -28,7 +28,7 @@ class Moved:
     Attributes:
         left, right: the operands.
         results: by parameter, the results that leave by a descriptor.
-        tile: the tile of the epilogue that arrives by a descriptor, if any.
+        tiles: the tiles of the epilogue that arrive by descriptors.
         by_rows: by parameter, the results that leave through shared memory and no descriptor holds; how many elements
             a thread stores at once.
     """
@@ -36,7 +36,7 @@ class Moved:
     left: Matrix
     right: Matrix
     results: dict[str, Matrix]
-    tile: tuple[Load, Matrix] | None
+    tiles: dict[Load, Matrix]
     by_rows: dict[str, int]
 
 
@@ -72,9 +72,9 @@ def _ending(blocked: Blocked) -> str:
         return "the elements of a row of a result are not side by side"
     if not all(stmt in leaving(blocked) or _fills_sectors(blocked, stmt) for stmt in stores):
         return "a wide result has rows that do not start at a sector of memory"
-    tile = arriving(blocked)
-    if any(tile is None or load != tile[0] for load in tile_loads(blocked, values)):
-        return "its epilogue loads several tiles, or elements that no descriptor holds"
+    tiles = arriving(blocked)
+    if any(load not in tiles for load in tile_loads(blocked, values)):
+        return "its epilogue loads many tiles, or elements that no descriptor holds"
     written = {stmt.param: stmt.offset for stmt in stores}
     read = loads(*(value for stmt in statements(blocked.body) for value in values_of(stmt)))
     if any(load.buffer in written and load.index[0] != written[load.buffer] for load in read):
@@ -162,7 +162,7 @@ def common(blocked: Blocked) -> object:
     types = tuple(blocked.kernel.param(name).dtype for name in (moved.right.param, *(stmt.param for stmt in stores)))
     width = blocked.named("n").size
     edge = None if width % columns(blocked.device) == 0 else width
-    arrives = None if moved.tile is None else numbers[moved.tile[0].buffer]
+    arrives = tuple(numbers[load.buffer] for load in moved.tiles)
     left, sizes = moved.left, tuple(dim.size for dim in blocked.dims if dim.name in ("m", "k"))
     sides = left.param, left.stride, left.rows.name, moved.right.rows.name
     return computed, offsets, arrives, types, edge, sides, sizes

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from fusion.codegen.triton.blocks import Blocked, Config, extent, programs
 from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.forms import persistent_product
-from fusion.codegen.triton.forms.alternating_product.config import AlternatingConfig, configurations
+from fusion.codegen.triton.forms.alternating_product.config import AlternatingConfig, arriving, configurations
 from fusion.codegen.triton.forms.alternating_product.rule import moved_by
 from fusion.codegen.triton.forms.persistent_product.speed import filled, further, work_of
-from fusion.codegen.triton.products.descriptors import loads_tiles
 
 
 def ranked(parts: Sequence[Blocked]) -> list[AlternatingConfig]:
@@ -30,7 +29,7 @@ def of_config(parts: Sequence[Blocked], config: Config) -> float:
     shape = next(shape for each, shape in shapes.items() if each.num_warps == config.num_warps)  # stages are cut to fit
     length = extent(parts[0].sides(parts[0].dots[0])[2].size)
     end = shape.end + shape.slope * max(map(work_of, parts)) + shape.further * max(map(further, parts))
-    end += shape.loading if any(map(loads_tiles, parts)) else 0
+    end += (0, shape.loading, shape.loading + shape.second)[max(len(arriving(part)) for part in parts)]
     share = shape.share * (known.left_columns if any(map(_has_left_columns, parts)) else 1.0)
     reached = share * (length + known.library_end) / (length + end)
     return reached * filled([(part, config) for part in parts], 1)
