@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.forms.alternating_product import AlternatingConfig
 from fusion.lowering.ir.kernel import Kernel
-from tests.codegen.kernels.making import BF16, F16, F32, assert_same, expected, tensors
+from tests.codegen.kernels.making import F16, F32, assert_same, expected, tensors
 from tests.codegen.triton.test_alternating import gated_gradient, linear, projections, with_two_tiles
 from tests.gpu.launched import build, check
 
