@@ -7,7 +7,7 @@ multiply its `factors`, and blocks without effect are skipped (`skips`).
 
 from __future__ import annotations
 
-from fusion.codegen.c.blocked.blocks import MOST_BLOCK_ROWS, programs
+from fusion.codegen.c.blocked.blocks import MOST_BLOCK_ROWS, is_streamed, programs
 from fusion.codegen.c.blocked.function import blocked_function, needs_blocks, sides
 
-__all__ = ["MOST_BLOCK_ROWS", "blocked_function", "needs_blocks", "programs", "sides"]
+__all__ = ["MOST_BLOCK_ROWS", "blocked_function", "is_streamed", "needs_blocks", "programs", "sides"]

@@ -23,7 +23,10 @@ from fusion.codegen.c.text.products import COLUMN_BLOCK
 from fusion.codegen.c.text.storage import VALUE_TYPES
 from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.ir.expr import Cast, Expr, Load
-from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.kernel import Fold, Role
+
+LONGEST_TERMS = 1 << 12
+"""The longest axis of a loop whose positions are tabulated before it: 32 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class ProductFactors:
 
     Attributes:
         packed: the factors that are packed in the current scope, with their two axes.
+        before: lines before all loops.
+        tables: a loop's axis, and what is tabulated for each of its points → the table.
 
     Args:
         few: rows up to which the right factor is read in place.
@@ -82,6 +87,8 @@ class ProductFactors:
     def __init__(self, scope: TileScope, few: int) -> None:
         self.scope, self._few = scope, few
         self.packed: dict[tuple[Expr, sympy.Symbol | None, sympy.Symbol | None], ArrayTile] = {}
+        self.before: list[str] = []
+        self.tables: dict[tuple[sympy.Symbol, sympy.Expr], str] = {}
 
     def product(self, fold: Fold) -> TiledProduct:
         """Return the calls that compute a `dot`.  The longer side becomes the columns if the other one is too short."""
@@ -101,12 +108,20 @@ class ProductFactors:
         others = [s for s in self.scope.tiled(*fold.args) if s not in (row, column) and s not in fold.over]
         return TiledProduct(left, right, row, column, depth, tuple(others), tuple(s for s in over if s != depth))
 
+    def begins(self, fold: Fold) -> str:
+        """Return the C condition that a streamed product begins; "" if its tile has to be cleared before."""
+        blocks = self.scope.blocks
+        if not blocks.streamed or fold.op != "dot" or self.product(fold).deeper:
+            return ""
+        block = blocks.of[fold.over[0]]
+        return f"{block.extent.start} == 0" if block.axis.size.is_Integer and block.axis.size > 0 else ""
+
     def ahead(self, product: TiledProduct, closed: Collection[sympy.Symbol]) -> list[str]:
         """Return lines that pack the right factor outside loops over the axes `closed`, if all calls can share it."""
         packed = {product.depth, product.column}
         if set(self.scope.tiled(product.right)) - packed or packed.intersection(closed) or self._unpacked(product):
             return []
-        return self._packed(product).lines
+        return self.packed_right(product).lines
 
     def left(self, product: TiledProduct) -> tuple[list[str], str]:
         """Return lines that put the left factor into memory, and its location: pointer and two strides."""
@@ -116,7 +131,7 @@ class ProductFactors:
         """Return the right factor, for a left factor at this location."""
         unpacked = self._unpacked(product)
         if unpacked is None or (unpacked.along_depth and not left.endswith(", 1")):
-            return self._packed(product)
+            return self.packed_right(product)
         return unpacked
 
     def _unpacked(self, product: TiledProduct) -> Unpacked | None:
@@ -143,17 +158,19 @@ class ProductFactors:
             return 1
         return min(self.scope.blocks.points(product.row), length(self.scope.blocks.of[product.row].axis.size))
 
-    def _packed(self, product: TiledProduct) -> Packed:
+    def packed_right(self, product: TiledProduct) -> Packed:
         """Return the packing of the right factor, without lines if it is packed already."""
         key = (product.right, product.depth, product.column)
         if key in self.packed:
             return Packed([], [], self.packed[key].name)
         scope, held = self.scope, VALUE_TYPES[product.right.dtype]
-        lines, place = self._factor(product.right, product.depth, product.column)
+        apart = self._apart(product)
+        function = "pack" if apart is None else "pack_apart"
+        lines, place = apart or self._factor(product.right, product.depth, product.column)
         name = scope.space.fresh("packed")
         tile = scope.allocate(packed_tile(name, held, product.depth, product.column, scope.blocks))
         counts = f"{self._count(product.depth)}, {self._count(product.column)}"
-        call = f"pack_{held}({place}, {counts}, {tile.name});"
+        call = f"{function}_{held}({place}, {counts}, {tile.name});"
         if set(scope.tiled(product.right)) - {product.depth, product.column}:
             return Packed(lines, [call], tile.name)
         self.packed[key] = tile
@@ -188,23 +205,76 @@ class ProductFactors:
         position = index_text(sympy.expand_mul(offset.xreplace(starts)), names)
         return ", ".join([f"{self.scope.params[value.buffer]} + {position}", *(index_text(s, names) for s in strides)])
 
+    def _apart(self, product: TiledProduct) -> tuple[list[str], str] | None:
+        """Return lines that tabulate where the terms and the columns of the right factor lie, and the place of it.
+
+        The place is the text of its first element and of both tables.  None if it can be read in place, or if the
+        position of an element is no sum of such numbers.
+        """
+        right, over, column = product.right, product.depth, product.column
+        if over is None or column is None or self._in_place(right, (over, column)) is not None:
+            return None
+        if not isinstance(right, Load) or right.mask is not None or right in self.scope.known:
+            return None
+        if right.buffer in self.scope.written or isinstance(right.index[0], Expr) or product.others or product.deeper:
+            return None
+        parts: dict[frozenset[sympy.Basic], sympy.Expr] = {}
+        for term in sympy.Add.make_args(sympy.expand_mul(right.index[0])):
+            along = frozenset(term.free_symbols & {over, column})
+            parts[along] = parts.get(along, ZERO) + term
+        if len(parts) > len({*parts} & {frozenset(), frozenset({over}), frozenset({column})}):
+            return None
+        first = index_text(parts.get(frozenset(), ZERO), self.scope.names)
+        terms, places = (parts.get(frozenset({symbol}), ZERO) for symbol in (over, column))
+        lines, table = self._tabulated(over, terms)
+        more, place = self._tabulated(column, places)
+        return [*lines, *more], f"{self.scope.params[right.buffer]} + {first}, {table}, {place}"
+
+    def _tabulated(self, symbol: sympy.Symbol, value: sympy.Expr) -> tuple[list[str], str]:
+        """Return lines that tabulate a number for each point of a block, and its place: before all loops, if it can."""
+        axis, extent, text = self.scope.blocks.of[symbol].axis, self.scope.blocks.of[symbol].extent, ""
+        text = index_text(value, self.scope.names)
+        if axis.role is Role.LOOP and axis.size.is_Integer and axis.size <= LONGEST_TERMS:
+            if (symbol, value) not in self.tables:
+                self.tables[symbol, value] = name = self.scope.space.fresh("terms")
+                self.before.append(f"int64_t {name}[{axis.size}];")
+                self.before.append(f"for (int64_t {extent.name} = 0; {extent.name} < {axis.size}; {extent.name}++)")
+                self.before.append(f"    {name}[{extent.name}] = {text};")
+            return [], f"{self.tables[symbol, value]} + {extent.start}"
+        bound = self.scope.blocks.of[symbol].bound
+        assert bound is not None
+        tile = self.scope.allocate(ArrayTile(self.scope.space.fresh("places"), "int64_t", (), (), bound))
+        return [f"{extent.header} {tile.name}[{extent.slot}] = {text};"], tile.name
+
     def multiply(
-        self, product: TiledProduct, tile: ArrayTile, left: str, right: Packed | Unpacked, *, fresh: bool
+        self, product: TiledProduct, tile: ArrayTile, left: str, right: Packed | Unpacked, *, fresh: str
     ) -> list[str]:
-        """Return the calls that accumulate the product into `tile`, or overwrite it if `fresh`."""
+        """Return the calls that accumulate the product into `tile`, or overwrite it where `fresh` is true in C."""
         position = tile.position(self.scope.blocks, self.scope.names, (product.row, product.column))
         stride = index_text(row_stride(product.column, self.scope.blocks), self.scope.names)
         counts = ", ".join(self._count(symbol) for symbol in (product.row, product.column, product.depth))
         to = f"{tile.name if position == '0' else f'{tile.name} + {position}'}, {stride}, {counts}"
         if isinstance(right, Packed):
             block = self.scope.blocks.terms(product.depth)
-            lines = [*right.each, f"multiply_{tile.held}({left}, {right.name}, {to}, {block}, {int(fresh)});"]
+            lines = [*right.each, f"multiply_{tile.held}({left}, {right.name}, {to}, {block}, {fresh});"]
         else:
             name, read = ("dots", left.removesuffix(", 1")) if right.along_depth else ("sums", left)
-            lines = [f"{name}_{right.element}({read}, {right.place}, {right.stride}, {to}, {int(fresh)});"]
+            lines = [f"{name}_{right.element}({read}, {right.place}, {right.stride}, {to}, {fresh});"]
         levels, _ = self.scope.levels((*product.others, *product.deeper), lanes=False)
         levels[-1].before += lines
         return render(levels)
+
+    def multiply_into(self, product: TiledProduct, place: str, left: str, right: Packed, *, fresh: str) -> list[str]:
+        """Return the call that accumulates the product in a tensor, of which it writes only elements of the product.
+
+        Args:
+            place: the text of its first element, and of the distance between its rows.
+            fresh: C text; where it is true, the product overwrites what is there.
+        """
+        counts = ", ".join(self._count(symbol) for symbol in (product.row, product.column, product.depth))
+        block, held = self.scope.blocks.terms(product.depth), VALUE_TYPES[product.right.dtype]
+        call = f"multiply_into_{held}({left}, {right.name}, {place}, {counts}, {block}, {fresh});"
+        return [*right.each, call]
 
     def _count(self, symbol: sympy.Symbol | None) -> str:
         return "1" if symbol is None else self.scope.blocks.count(symbol)

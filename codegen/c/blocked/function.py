@@ -25,8 +25,9 @@ from fusion.codegen.c.blocked.factors import Packed, ProductFactors
 from fusion.codegen.c.blocked.held import ArrayTile, product_tile, tile_over
 from fusion.codegen.c.blocked.ranges import around_block, inside_block, range_of
 from fusion.codegen.c.blocked.row_steps import narrower_rows
-from fusion.codegen.c.blocked.scope import TileScope
+from fusion.codegen.c.blocked.scope import TileScope, read_by
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
+from fusion.codegen.c.blocked.stored_products import multiplied_there, stored_products
 from fusion.codegen.c.blocked.turned import turned
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.plan.loop_fusion import extend_spans, with_held_parts, with_plain_folds
@@ -101,6 +102,7 @@ class _Blocked:
         self.kernel, self.frame = kernel, Frame(kernel)
         self.scope = TileScope(kernel, self.frame)
         self.products = ProductFactors(self.scope, MOST_ROWS if few_rows else 0)
+        self.stored = stored_products(kernel, self.scope, self.products)
         self.best: dict[str, ArrayTile] = {}  # of an argmax or argmin: the value at its position
         self.open: frozenset[sympy.Symbol] = frozenset()  # LOOP axes whose loop is open
 
@@ -117,7 +119,7 @@ class _Blocked:
         for block in reversed(grid):
             nest = [f"{block.header} {{", *indented(nest), "}"]
         clauses = self._team() if grid else ""
-        before = [*self.scope.blocks.before, *narrower_rows(self.kernel, self.scope)]
+        before = [*self.scope.blocks.before, *self.products.before, *narrower_rows(self.kernel, self.scope)]
         tiles = [tile.scratch(self.scope.names) for tile in self.scope.tiles]
         heap = on_heap(tiles, self.scope.space, shared=bool(clauses))
         if not clauses:
@@ -152,7 +154,7 @@ class _Blocked:
         scope.shared, scope.outside = scope.shared | self._shared_in(body), frozenset(scope.known)
         lines: list[str] = []
         for position, stmt in enumerate(body):
-            scope.later = (*_read_by(body[position + 1 :]), *above[1])
+            scope.later = (*read_by(body[position + 1 :]), *above[1])
             match stmt:
                 case Loop():
                     lines += self._loop(stmt)
@@ -280,6 +282,8 @@ class _Blocked:
         """Return the lines that save running values before their update, where the previous value is read after it."""
         lines: list[str] = []
         for fold in loop_folds(loop):
+            if fold.name in self.stored:
+                continue
             tile = self.scope.known[fold.ref]
             position = loop.body.index(fold)
             later = [value for stmt in statements(loop.body[position + 1 :]) for value in values_of(stmt)]
@@ -295,6 +299,8 @@ class _Blocked:
     # Stores ------------------------------------------------------------------------------------------------------
 
     def _store(self, store: Store) -> list[str]:
+        if any(store == product.store for product in self.stored.values()):
+            return []
         value = make_cast(store.value, self.kernel.param(store.param).dtype)
         extend_spans(self.scope.where, [value])
         offset = store.offset
@@ -317,6 +323,8 @@ class _Blocked:
 
     def _start(self, fold: Fold) -> list[str]:
         """Return a tile for the result of `fold`, filled with the fold's identity."""
+        if fold.name in self.stored:
+            return []
         scope, held = self.scope, VALUE_TYPES[fold.dtype]
         closed = {axis.symbol for axis in self.kernel.with_role(Role.LOOP)} - self.open
         if not closed.isdisjoint(scope.where[fold.ref]):
@@ -331,6 +339,8 @@ class _Blocked:
         else:
             tile = tile_over(name, held, axes, scope.blocks)
         scope.known[fold.ref] = scope.allocate(tile)
+        if self.products.begins(fold):
+            return []
         if not keeps_position(fold.op):
             return self.scope.fill(tile, started(fold))
         dtype = fold.args[0].dtype
@@ -341,6 +351,8 @@ class _Blocked:
         return [*self.scope.fill(best, started(fold, dtype)), *self.scope.fill(tile, NEVER)]
 
     def _fold(self, fold: Fold) -> list[str]:
+        if fold.name in self.stored:
+            return multiplied_there(fold, self.stored[fold.name], self.products)
         lines: list[str] = []
         complete = fold.ref not in self.scope.known  # without a loop; others were started before their loop
         fresh = complete and fold.op == "dot" and not self.products.product(fold).deeper
@@ -349,7 +361,10 @@ class _Blocked:
             lines += [] if fresh else started
         tile = self.scope.known[fold.ref]
         if fold.op == "dot":
-            return [*lines, *self._dot(fold, tile, fresh=fresh)]
+            return [
+                *lines,
+                *self._dot(fold, tile, fresh=str(int(fresh)) if complete else self.products.begins(fold) or "0"),
+            ]
         lines += self._carry(fold, tile)
         over = frozenset(fold.over)
         symbols = over.union(*(self.scope.where[arg] for arg in fold.args))
@@ -363,7 +378,7 @@ class _Blocked:
         nest.write(f"{element} = {combined(fold, element, nest.texts[0])};")
         return [*lines, *nest.lines()]
 
-    def _dot(self, fold: Fold, tile: ArrayTile, *, fresh: bool) -> list[str]:
+    def _dot(self, fold: Fold, tile: ArrayTile, *, fresh: str) -> list[str]:
         """Return a product; its factors are read before the accumulator is rescaled."""
         product = self.products.product(fold)
         lines, left = self.products.left(product)
@@ -374,7 +389,7 @@ class _Blocked:
             return [*lines, *self.products.multiply(product, tile, left, right, fresh=fresh)]
         block = block_of(tile, product, self.scope)
         lines += self.scope.fill(block, started(fold)) if product.deeper else []
-        lines += self.products.multiply(product, block, left, right, fresh=not product.deeper)
+        lines += self.products.multiply(product, block, left, right, fresh=str(int(not product.deeper)))
         return [*lines, *added_to(tile, block, self.scope)]
 
     def _carry(self, fold: Fold, tile: ArrayTile) -> list[str]:
@@ -429,9 +444,3 @@ def _same_axes(loop: Loop, other: Loop, scope: TileScope) -> bool:
     """Return whether the values of two versions of a loop have the same axes, so that the tiles of results fit."""
     values, others = ([value for stmt in each.body for value in values_of(stmt)] for each in (loop, other))
     return [scope.tiled(value) for value in values] == [scope.tiled(value) for value in others]
-
-
-def _read_by(body: Sequence[Stmt]) -> list[Expr]:
-    """Return the values that statements, and those in their loops, evaluate."""
-    values = [value for stmt in statements(body) for value in values_of(stmt)]
-    return values + [loop.where for loop in statements(body, Loop) if loop.where is not None]

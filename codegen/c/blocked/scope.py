@@ -23,7 +23,7 @@ from fusion.codegen.c.text.storage import VALUE_TYPES, loaded
 from fusion.codegen.c.text.values import CHOICES, ValueWriter
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Expr, Load, Op, TileRef, postorder
-from fusion.lowering.ir.kernel import Kernel, spans
+from fusion.lowering.ir.kernel import Kernel, Loop, Stmt, spans, statements, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,3 +299,9 @@ class TileScope:
 
 def _stem(tile: ArrayTile) -> str:
     return tile.name.rstrip("_0123456789")
+
+
+def read_by(body: Sequence[Stmt]) -> list[Expr]:
+    """Return the values that statements, and those in their loops, evaluate."""
+    values = [value for stmt in statements(body) for value in values_of(stmt)]
+    return values + [loop.where for loop in statements(body, Loop) if loop.where is not None]

@@ -359,7 +359,11 @@ INLINES: dict[str, str] = _definitions()
 """Inline function → its definition.  A definition comes after those it calls."""
 
 _TYPES_OF = {
-    **{f"{name}_{T}": ("product_types", f"vector_{T}") for T in FACTORS.values() for name in ("pack", "multiply")},
+    **{
+        f"{name}_{T}": ("product_types", f"vector_{T}")
+        for T in FACTORS.values()
+        for name in ("pack", "pack_apart", "multiply", "multiply_into")
+    },
     **{f"{name}_{E}": ("product_types", "vector_float") for E in ELEMENTS.values() for name in ("dots", "sums")},
     "lane_sum": ("product_types",),
 }
