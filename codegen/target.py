@@ -126,11 +126,13 @@ class Layouts:
         multiplication: forward and backward, the extra time per multiplication of the library's depthwise convolution
             in channels-first layout.
         blocks: whether the library's convolutions bring images with channels first into blocks of channels, and back.
+        blocked_us: the microseconds of that for a small image.
     """
 
     begins: float
     multiplication: tuple[float, float]
     blocks: bool = False
+    blocked_us: float = 0.0
 
 
 ALIGNED = MisalignedRows(1.0, 1.0, *2 * ({2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0},))
@@ -193,6 +195,7 @@ class Capabilities:
         programs_per_multiprocessor: the part of `parallelism` that one multiprocessor counts for.
         chained: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
             one loop.
+        least_tile: the elements of tiles that are worth a loop, relative to those on a GPU.
         bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.
         reports: whether a launch raises an error where a check of data fails.
         outer_block: the rows that a program takes at once where it loops over rows, and over columns inside, and folds
@@ -238,6 +241,7 @@ class Capabilities:
     programs_per_multiprocessor: int = 2
     followed_limit: int = 0
     chained: float = 0.5
+    least_tile: float = 1.0
     bounds: bool = False
     reports: bool = False
     outer_block: int = 0

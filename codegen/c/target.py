@@ -9,7 +9,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.binary import Binary
-from fusion.codegen.c.blocked import MOST_BLOCK_ROWS, programs
+from fusion.codegen.c.blocked import MOST_BLOCK_ROWS, is_streamed, programs
 from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
 from fusion.codegen.c.device import NEAREST_CACHE, PRODUCT_TILES, Cpu, present
 from fusion.codegen.c.forms import emit_kernel
@@ -33,6 +33,10 @@ call; and of products with other folds."""
 CHAINED = 1.1
 """The speed of products whose results stay in a cache, relative to GEMMs that write them
 (measured: docs/performance.md, `CHAINED`)."""
+
+LEAST_TILE_SHARE = 0.25
+"""Elements of tiles that are worth a loop, relative to a GPU's: a launch is cheap, but the library's attention is slow
+for few scores (measured: docs/performance.md, `LEAST_TILE_SHARE`)."""
 
 LONGEST_WINDOW = 9
 """Points of a window that a map computes in registers.  (measured: docs/performance.md, `LONGEST_WINDOW`)"""
@@ -78,6 +82,7 @@ class CTarget:
             rates=device.rates,
             tiles=PRODUCT_TILES,
             chained=CHAINED,
+            least_tile=LEAST_TILE_SHARE,
             nearest=NEAREST_CACHE,
             outer_block=0 if self.numerics.invariant else MOST_BLOCK_ROWS,
             bounds=True,
@@ -123,7 +128,7 @@ class CTarget:
         folds = list(statements(kernel.body, Fold))
         products = [fold for fold in folds if fold.op == "dot"]
         known, busy = self.device.products, min(1.0, programs(kernel) / self.device.threads)
-        if len(folds) > 1:
+        if len(folds) > 1 and not is_streamed(kernel):
             faster = min((known.get(product.args[0].dtype.itemsize, 1.0) for product in products), default=1.0)
             return SEVERAL_FOLDS * busy * max(1.0, faster)
         if known and plan_of(kernel) is not None:  # of few rows, which are read again for each column

@@ -80,13 +80,13 @@ def refuse_small(call: Call, target: Target) -> None:
         Unsupported: it is not worth generating kernels.
     """
     faster = target.capabilities.lone_products.get(call.query.dtype.itemsize, 0.0) > 1
-    if _is_few(call) and not faster and not _is_single(call, target.capabilities):
+    if _is_few(call, target.capabilities) and not faster and not _is_single(call, target.capabilities):
         raise Unsupported("few scores, not worth a loop over tiles")
 
 
-def _is_few(call: Call) -> bool:
+def _is_few(call: Call, capabilities: Capabilities) -> bool:
     """Return whether the scores are so few that they are stored, between products of their own."""
-    return call.scores < LEAST_TILE
+    return call.scores < LEAST_TILE * capabilities.least_tile
 
 
 def library_kernel(call: Call, target: Target) -> str:
@@ -152,7 +152,7 @@ def generated_time(call: Call, kernel: str, target: Target) -> float:
     product = _product(call, call.query.dtype, capabilities) * left * _padding(call.rows) * _padding(call.columns)
     for backward in _directions(call):
         chained_us, stored_us = _apart(call, capabilities, backward)
-        if chained_us >= stored_us or _is_few(call) or (backward and call.mask_is_trained):
+        if chained_us >= stored_us or _is_few(call, capabilities) or (backward and call.mask_is_trained):
             total += stored_us if kernel == "math" and call.mask_is_trained else IN_MEMORY * stored_us
             continue
         share = target.chained_share(_chain(call, loops, left, backward=backward), form)
@@ -191,7 +191,7 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
     if LEAST_SHARE * call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > MATRIX_UNIT_ROWS:
         raise Unsupported("fewer scores than operands, not worth a loop over tiles")
     chained_us, stored_us = _apart(call, capabilities, False)
-    if chained_us >= stored_us and not _is_few(call):
+    if chained_us >= stored_us and not _is_few(call, capabilities):
         raise Unsupported("generated kernels would write the scores to memory")
 
 

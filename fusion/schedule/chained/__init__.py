@@ -73,7 +73,7 @@ class _Finder:
 
     def __init__(self, program: Program, dependences: Dependences, capabilities: Capabilities) -> None:
         self.program, self.dependences, self.capabilities = program, dependences, capabilities
-        self.tiles = tiles_of(dependences)
+        self.tiles = tiles_of(dependences, capabilities)
         self.blocking = frozenset[int]()  # products that keep later ones from being chained
 
     def run(self) -> list[Chain]:
@@ -93,7 +93,7 @@ class _Finder:
                 refused |= ends.difference(*(chain.places for chain in candidates))
             if refused == stored:
                 return candidates
-            stored, self.tiles = refused, tiles_of(self.dependences, refused)
+            stored, self.tiles = refused, tiles_of(self.dependences, self.capabilities, refused)
 
     def _candidates(self) -> list[Chain]:
         """Return candidate chains; sinks late in the program come first: they have most producers."""

@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from typing_extensions import assert_never
 
+from fusion.codegen.target import Capabilities
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import free_axes, loads
 from fusion.lowering.ir.program import Contract, Extern, Map, Reduce, Scan, Scatter
@@ -20,7 +21,7 @@ from fusion.schedule.chained.rows import MATRIX_UNIT_ROWS
 from fusion.schedule.iteration.dependences import Dependences
 
 LEAST_TILE = 1 << 18
-"""Elements of tiles below which two launches and a trip through the cache are too cheap to avoid."""
+"""Elements of tiles below which two launches of a GPU and a trip through its cache are too cheap to avoid."""
 
 LEAST_SHARE = 2
 """How many times smaller than the operands of a batch of products their tiles may be.
@@ -30,13 +31,14 @@ numbers.)  Without a batch, one operand would be read again for each block of ro
 """
 
 
-def tiles_of(dependences: Dependences, stored: Collection[int] = ()) -> frozenset[int]:
+def tiles_of(dependences: Dependences, capabilities: Capabilities, stored: Collection[int] = ()) -> frozenset[int]:
     """Return contractions over a short axis, and maps of them, whose readers all need parts only; without `stored`."""
+    least = LEAST_TILE * capabilities.least_tile
     tiles: set[int] = set()
     for position, node in enumerate(dependences.program.nodes):
         is_map_of_tiles = isinstance(node, Map) and any(p in tiles for p in dependences.producers(position))
         if is_map_of_tiles or (
-            position not in stored and isinstance(node, Contract) and _is_worth_recomputing(dependences, node)
+            position not in stored and isinstance(node, Contract) and _is_worth_recomputing(dependences, node, least)
         ):
             tiles.add(position)
     for position in sorted(tiles, reverse=True):
@@ -47,7 +49,7 @@ def tiles_of(dependences: Dependences, stored: Collection[int] = ()) -> frozense
     return frozenset(tiles)
 
 
-def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
+def _is_worth_recomputing(dependences: Dependences, node: Contract, least: float) -> bool:
     """Return whether a contraction's axis is short, and its result larger than its operands, half as large in a batch,
     or of few rows.
     """
@@ -59,9 +61,9 @@ def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
     operand_bytes = sum(min(dependences.bytes(x.buffer), x.dtype.itemsize * points) for x, points in read.items())
     shared = {*node.rows, *node.columns, node.over[0].symbol} >= sizes.keys()  # without a batch
     if (1 if shared else LEAST_SHARE) * dependences.bytes(node.out) > operand_bytes:
-        return math.prod(sizes.values()) >= LEAST_TILE
+        return math.prod(sizes.values()) >= least
     sides = [math.prod(sizes[symbol] for symbol in side) for side in (node.rows, node.columns)]
-    return min(sides) <= MATRIX_UNIT_ROWS and (not shared or operand_bytes >= LEAST_TILE * node.lhs.dtype.itemsize)
+    return min(sides) <= MATRIX_UNIT_ROWS and (not shared or operand_bytes >= least * node.lhs.dtype.itemsize)
 
 
 def _needs_whole(dependences: Dependences, reader: int, tiles: Collection[int]) -> bool:
