@@ -35,6 +35,7 @@ from fusion.dynamo.windows import separate_written_windows
 from fusion.inspect.named_parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
 from fusion.inspect.text import launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
+from fusion.joint.columns import multiply_columns
 from fusion.joint.common_subexpressions import eliminate_common_subexpressions
 from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.complex_pairs import split_complex_numbers
@@ -147,6 +148,10 @@ def _can_chain(at: Deriving) -> bool:
     return at.can_chain and not at.exact
 
 
+def _generates(at: Deriving) -> bool:
+    return at.can_chain and not at.exact and at.overrides.products != LIBRARY
+
+
 JOINT: Stage[Joint, Deriving] = Stage(
     "joint",
     (
@@ -218,6 +223,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
         in_place("split_complex_numbers", lambda graph, at: split_complex_numbers(graph), when=_inexact),
         in_place("multiply_patches", lambda graph, at: multiply_patches(graph), when=_inexact),
         in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph, at.layouts), when=_inexact),
+        in_place("multiply_columns", lambda graph, at: multiply_columns(graph, at.capabilities), when=_generates),
         in_place("multiply_windows", lambda graph, at: multiply_windows(graph), when=_inexact),
         in_place("multiply_pixels", lambda graph, at: multiply_pixels(graph), when=_inexact),
         in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),

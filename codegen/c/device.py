@@ -155,6 +155,10 @@ class Cpu:
         )
 
 
+BLOCKED_US = 50.0
+"""Microseconds of a library's convolution beside its multiplications (measured: docs/performance.md, `BLOCKED_US`)."""
+
+
 EPYC = Cpu(
     name="AMD EPYC",  # a core of one, torch 2.13
     threads=1,
@@ -171,7 +175,7 @@ EPYC = Cpu(
         (GENERATED, 4): ChainSpeed(plain={64: (0.85, 0.85)}, skipping={64: (0.75, 0.88)}, masked={64: (0.8, 0.58)}),
         (GENERATED, 2): ChainSpeed(plain={64: (0.75, 0.25)}, skipping={64: (0.5, 0.25)}, masked={64: (0.6, 0.25)}),
     },
-    layouts=Layouts(begins=4e4, multiplication=(0.0, 0.0), blocks=torch._C._has_mkldnn),
+    layouts=Layouts(begins=4e4, multiplication=(0.0, 0.0), blocks=torch._C._has_mkldnn, blocked_us=BLOCKED_US),
 )
 
 EPYC_AVX2 = replace(

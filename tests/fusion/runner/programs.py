@@ -111,6 +111,11 @@ def windowed(x: Tensor, windows: Tensor) -> Tensor:
     return F.conv2d(x, windows, stride=2, padding=1).sin()
 
 
+def convolved(x: Tensor, windows: Tensor, bias: Tensor, pixels: Tensor) -> Tensor:
+    """Convolutions of images with channels first, of windows and of pixels."""
+    return F.conv2d(F.conv2d(x, windows, bias, padding=1).sin(), pixels)
+
+
 def patched(x: Tensor, patches: Tensor, pixels: Tensor) -> Tensor:
     """Windows that do not overlap, and windows of one pixel of images with channels last."""
     return F.conv2d(F.conv2d(x, patches, stride=4).contiguous(memory_format=torch.channels_last).sin(), pixels)
@@ -363,6 +368,7 @@ CASES: dict[str, Case] = {
     "windows": Case(windowed, of((2, 3, 9, 12), (5, 3, 3, 3), dtype=BF16), backward=True),
     "windows, inference": Case(windowed, of((2, 3, 9, 12), (5, 3, 3, 3), dtype=BF16)),
     "patches, inference": Case(patched, of((2, 3, 9, 12), (5, 3, 4, 4), (2, 5, 1, 1), dtype=BF16)),
+    "columns, inference": Case(convolved, of((2, 3, 9, 12), (5, 3, 3, 3), (5,), (4, 5, 1, 1))),
     "images, inference": Case(images, of(*IMAGES, dtype=BF16)),
     "relative": Case(relative, of((19, 23), (9,))),
     "sound": Case(heard, of((2, 3, 500), (32, 3, 3), (500, 32)), backward=True),
