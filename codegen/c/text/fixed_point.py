@@ -1,12 +1,12 @@
-"""Emits C for products of one row with integers of 8 or 4 bits, in integer arithmetic of AVX2.
+"""Emits C for products of one row with integers of 8 or 4 bits, in integer arithmetic of AVX2, or of AVX-512 with VNNI.
 
 A block of the row, up to 128 numbers, is rounded to integers of 22 bits and a sign, times a power of two: at most
 2^-22 of the block's largest number is lost, as much as additions in float32 lose.  These integers are split into terms
-that an instruction multiplies by weights and adds in pairs, exactly: weights of 4 bits by three terms of 8 bits,
-weights of 8 bits by two of 16 bits.  An integer instruction multiplies two or four times as many weights as one of
-float32, and the weights are not converted.
+that an instruction multiplies by weights and adds in pairs or by four, exactly: three terms of 8 bits, or two of 16
+(`fixed_point_products`).  An integer instruction multiplies two or four times as many weights as one of float32, and
+the weights are not converted.
 
-Where sums are only read as bfloat16, 15 bits and a sign are tried first, for weights of 4 bits: two terms.  They hold
+Where sums are only read as bfloat16 and terms have 8 bits, 15 bits and a sign are tried first: two terms.  They hold
 numbers of 8 bits exactly down to 2^-8 of the largest.
 
 `arranged_NAME` and `columns_NAME` are those of `text/skinny`.  A row's first word says how many terms it has.  One that
@@ -18,19 +18,21 @@ smaller than 2^-6 and be rounded, by which it may lose `LOST`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-GUARD = "#if defined(__AVX2__) && !defined(__AVX512F__)"
-"""The condition for the instructions, which wider registers replace."""
+from fusion.codegen.c.text.fixed_point_products import (
+    BYTE_DOTS,
+    PAIRS_OF_BYTES,
+    Instructions,
+    is_single,
+    products_text,
+)
 
 HEADER_WORDS = 16
 """The words before an arranged row: the first says whether it is in fixed point."""
 
 LONGEST_BLOCK = 128
 """The most numbers with one exponent: so many products of 4 bits and terms of 8 bits add up to 16 bits."""
-
-REGISTER = 32
-"""Bytes of weights that are multiplied at once."""
 
 COARSE_DIGITS = 15
 """The bits of a row's integers, which two terms of 8 bits hold, without the sign (measured: docs/performance.md,
@@ -44,39 +46,15 @@ LOST = 24
 """A block of two terms may lose 2^-24 of its mean size, squared: with any weights that do not know the row, 2^-12 of a
 result that is rounded to bfloat16, by 2^-10 in the mean."""
 
-FIXED_POINT_TYPES = f"""\
-{GUARD}
-typedef int16_t fixed_short __attribute__((vector_size(32)));
-typedef int32_t fixed_int __attribute__((vector_size(32)));
-typedef uint8_t fixed_byte __attribute__((vector_size(32)));
-typedef uint16_t fixed_half __attribute__((vector_size(32)));
-typedef uint8_t loose_byte __attribute__((vector_size(32), aligned(1)));
-INLINE fixed_short byte_products(fixed_byte w, const char *x) {{  // by signed bytes, in pairs
-    fixed_short sums;
-    __asm__("vpmaddubsw %2, %1, %0" : "=x"(sums) : "x"(w), "m"(*(const fixed_byte *)x));
-    return sums;
-}}
-INLINE fixed_int short_products(fixed_short a, fixed_short b) {{  // in pairs
-    fixed_int sums;
-    __asm__("vpmaddwd %2, %1, %0" : "=x"(sums) : "x"(a), "xm"(b));
-    return sums;
-}}
-#endif"""
-
 _ARRANGED = """\
 static _Bool fixed_{name}(const float *restrict x, int64_t depth, char *restrict to) {{
     _Bool fits = 1;
-    enum {{ half = {weights} / 2 }};
+    enum {{ part_size = {weights} / {halves} }};
     for (int64_t from = 0; from < depth; from += {block}, to += {bytes}) {{
         const float *row = x + from;
         float last[{block}] = {{0}};
         if (depth - from < {block}) row = __builtin_memcpy(last, row, (depth - from) * sizeof(float));
-        _Alignas(64) float numbers[{block}];  // of a register, those with even places and those with odd ones
-        for (int step = 0; step < {steps}; step++)
-            for (int k = 0; k < half; k++) {{
-                numbers[{weights} * step + {first} * half + k] = row[{weights} * step + 2 * k];
-                numbers[{weights} * step + {second} * half + k] = row[{weights} * step + 2 * k + 1];
-            }}
+        _Alignas(64) float numbers[{block}];{order}
         int32_t most = 22 << 23;  // of a smaller one, the power of two below would be too small
         #pragma omp simd reduction(max: most)
         for (int k = 0; k < {block}; k++) {{
@@ -88,13 +66,23 @@ static _Bool fixed_{name}(const float *restrict x, int64_t depth, char *restrict
         const float up = bits_to_float((uint32_t)(253 + {digits} - exponent) << 23);
         _Alignas(64) int32_t whole[{block}];  // smaller than 2^{digits}
 {rounding}        *(float *)to = bits_to_float((uint32_t)(exponent + 1 - {digits}) << 23);
-        for (int part = 0; part < 2 * {steps}; part++) {{
-            const int32_t *const of = whole + half * part;
+        for (int part = 0; part < {halves} * {steps}; part++) {{
+            const int32_t *const of = whole + part_size * part;
 {terms}        }}
 {added}    }}
     return fits;
 }}
 """
+
+_EVEN_AND_ODD = """  // of a register, those with even places and those with odd ones
+        for (int step = 0; step < {steps}; step++)
+            for (int k = 0; k < part_size; k++) {{
+                numbers[{weights} * step + {first} * part_size + k] = row[{weights} * step + 2 * k];
+                numbers[{weights} * step + {second} * part_size + k] = row[{weights} * step + 2 * k + 1];
+            }}"""
+
+_IN_ORDER = """
+        __builtin_memcpy(numbers, row, sizeof numbers);"""
 
 _FINE = """\
         int32_t rounded = 0;
@@ -141,15 +129,15 @@ INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64
 }}"""
 
 _BYTE_TERMS = """\
-            int8_t *const at = (int8_t *)to + {start} + part / 2 * {step} + part % 2 * 32;
+            int8_t *const at = (int8_t *)to + {start} + part / {halves} * {step} + part % {halves} * part_size;
             #pragma omp simd
-            for (int k = 0; k < 32; k++) {{
+            for (int k = 0; k < part_size; k++) {{
                 at[k] = (int8_t)of[k];
-                at[64 + k] = (int8_t)((of[k] + 0x80) >> 8);
+                at[{apart} + k] = (int8_t)((of[k] + 0x80) >> 8);
 {third}            }}
 """
 
-_THIRD_TERM = "                at[128 + k] = (int8_t)((of[k] + 0x8080) >> 16);\n"
+_THIRD_TERM = "                at[2 * {apart} + k] = (int8_t)((of[k] + 0x8080) >> 16);\n"
 
 _SHORT_TERMS = """\
             int16_t *const at = (int16_t *)(to + {start} + part / 2 * 128 + part % 2 * 32);
@@ -163,23 +151,20 @@ _SHORT_TERMS = """\
 _ADDED = """\
         uint8_t ones[{held}];
         __builtin_memset(ones, {one}, {held});
-        fixed_int *const sums = (fixed_int *)to + 1;
-        products_{name}((const char *)ones, to, sums, sums + 1);
-        sums[0] *= {offset};
-        sums[1] *= {offset};
+        fixed_int *const sums = (fixed_int *)to + 1, low, high;
+        sums[0] = sums[1] = (fixed_int){{0}};
+        products_{name}((const char *)ones, to, &low, &high);
+        sums[0] = low * {offset};
+        sums[1] = high * {offset};
 """
 
-_PRODUCTS = """\
-INLINE void products_{name}(const char *at, const char *x, fixed_int *restrict to_low, fixed_int *restrict to_high) {{
-{products}    *to_low = low;
-    *to_high = high;
-}}"""
-
 _SUMS = """\
-INLINE stream_float block_{name}(const char *restrict at, const char *restrict x, stream_float scale) {{
+INLINE stream_float block_{name}(stream_float total, const char *restrict at, const char *restrict x,
+        stream_float scale) {{
     fixed_int low, high;
     products_{name}(at, x, &low, &high);
-{add}    return scale * *(const float *)x * ({high}__builtin_convertvector(low, stream_float));
+    const stream_float sum = {sum};
+    return {total};
 }}
 static __attribute__((noinline)) void fixed_sums_{name}(const char *restrict x, const char *restrict w, int64_t count,
         const float *restrict scales_of, int64_t pitch, int64_t depth, float *restrict sums) {{
@@ -201,7 +186,7 @@ static __attribute__((noinline)) void fixed_sums_{name}(const char *restrict x, 
         #pragma GCC unroll {columns}
         for (int c = 0; c < {columns}; c++) {{
             const float *const scales = scales_of + first[c];
-            total[c] += block_{name}(at[c] + step * {held}, x, {scale});
+            total[c] = block_{name}(total[c], at[c] + step * {held}, x, {scale});
         }}
     }}
     #pragma GCC unroll {columns}
@@ -210,7 +195,7 @@ static __attribute__((noinline)) void fixed_sums_{name}(const char *restrict x, 
             const float *const scales = scales_of + first[c];
             uint8_t last[{held}] = {{0}};
             __builtin_memcpy(last, at[c] + step * {held}, (depth - step * weights) * {bits} / 8);
-            total[c] += block_{name}((const char *)last, x, {scale});
+            total[c] = block_{name}(total[c], (const char *)last, x, {scale});
         }}
         if (c < count) sums[c] = lane_sum(total[c]);
     }}
@@ -225,42 +210,8 @@ INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64
 }}"""
 """The same functions for processors without the instructions."""
 
-_HIGH = "256.0f * __builtin_convertvector(high, stream_float) + "
-
-_ADD = """\
-    low += ((const fixed_int *)x)[1];
-{high}"""
-
-_ADD_HIGH = "    high += ((const fixed_int *)x)[2];\n"
-
-_BYTE_PRODUCTS = """\
-    fixed_short first = {{0}}, second = {{0}}, third = {{0}};
-    #pragma GCC unroll 4
-    for (int step = 0; step < {steps}; step++) {{
-        const fixed_byte word = *(const loose_byte *)(at + 32 * step);
-        const fixed_byte low = (word & 15){turned}, high = ((fixed_byte)((fixed_half)word >> 4) & 15){turned};
-        const char *const terms = x + {start} + {step} * step;
-        first += byte_products(low, terms) + byte_products(high, terms + 32);
-        second += byte_products(low, terms + 64) + byte_products(high, terms + 96);
-{third}    }}
-    const fixed_short ones = (fixed_short){{0}} + 1;
-    const fixed_int lowest = short_products(first, ones);
-    const fixed_int low = {low}, high = {high};
-"""
-
-_THIRD_PRODUCTS = "        third += byte_products(low, terms + 128) + byte_products(high, terms + 160);\n"
-
-_SHORT_PRODUCTS = """\
-    fixed_int low = {{0}}, high = {{0}};
-    #pragma GCC unroll 4
-    for (int step = 0; step < {steps}; step++) {{
-        const fixed_short word = (fixed_short)*(const loose_byte *)(at + 32 * step);
-        const fixed_short even = {even}, odd = {odd};
-        const fixed_short *const terms = (const fixed_short *)(x + {start} + 128 * step);
-        low += short_products(even, terms[0]) + short_products(odd, terms[1]);
-        high += short_products(even, terms[2]) + short_products(odd, terms[3]);
-    }}
-"""
+EVERY_INSTRUCTIONS = (PAIRS_OF_BYTES, BYTE_DOTS)
+"""The sets of instructions for which a row has a form in fixed point; a processor uses at most one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +221,7 @@ class FixedPoint:
     Attributes:
         name: of the functions; `floats`: of those in floats.
         bits, signed, high, offset, group, columns, coarse: as in `Stream`.
+        using: the instructions.
     """
 
     name: str
@@ -281,11 +233,22 @@ class FixedPoint:
     group: int | None
     columns: int
     coarse: bool
+    using: Instructions = PAIRS_OF_BYTES
 
     @property
     def weights(self) -> int:
         """Weights in a register."""
-        return REGISTER * 8 // self.bits
+        return self.using.register * 8 // self.bits
+
+    @property
+    def bytewise(self) -> bool:
+        """Whether terms have 8 bits."""
+        return self.bits == 4 or self.using is BYTE_DOTS
+
+    @property
+    def halves(self) -> int:
+        """The parts of a register that are multiplied: weights with even places, and those with odd ones; or all."""
+        return 1 if self.bits == 8 and self.bytewise else 2
 
     @property
     def steps(self) -> int:
@@ -300,28 +263,41 @@ class FixedPoint:
 
     @property
     def added(self) -> int:
-        """What is added to each integer: signed ones of 4 bits are read as those without a sign, minus 8."""
-        return self.offset - 8 if self.signed and self.bits == 4 else self.offset
+        """What is added to each integer: bytes and their halves are read as those without a sign."""
+        return self.offset - (1 << (self.bits - 1)) if self.signed and self.bytewise else self.offset
+
+    @property
+    def one(self) -> int:
+        """A byte whose weights are read as 1, before anything is added."""
+        sign = (1 << (self.bits - 1)) if self.signed and self.bytewise else 0
+        return (1 ^ sign) * (0x11 if self.bits == 4 else 1)
 
     @property
     def start(self) -> int:
         """The place of a block's first term, in bytes: after the factor, and the sums times what is added."""
-        return 3 * REGISTER if self.added else REGISTER
+        return (3 if self.added else 1) * self.using.register
 
     @property
     def terms(self) -> tuple[int, ...]:
         """The numbers of terms to try, the fewest first."""
-        most = 3 if self.bits == 4 else 2
-        return (2, most) if self.coarse and self.bits == 4 else (most,)
+        most = 3 if self.bytewise else 2
+        return (2, most) if self.coarse and self.bytewise else (most,)
 
     def bytes(self, terms: int) -> int:
         """Return the bytes of an arranged block."""
-        return self.start + self.steps * 2 * REGISTER * terms
+        return self.start + self.steps * self.step(terms)
+
+    def step(self, terms: int) -> int:
+        """Return the bytes of the terms that a register is multiplied by."""
+        return self.weights * terms * (1 if self.bytewise else 2)
 
     def words(self, depth: int) -> int:
-        """Return how many words of 32 bits a row needs, in fixed point or as floats."""
+        """Return how many words of 32 bits a row needs with any instructions, in fixed point or as floats."""
+        return HEADER_WORDS + max(replace(self, using=using)._block_words(depth) for using in EVERY_INSTRUCTIONS)
+
+    def _block_words(self, depth: int) -> int:
         blocks = -(-depth // LONGEST_BLOCK) * (LONGEST_BLOCK // self.block)
-        return HEADER_WORDS + blocks * max(self.bytes(max(self.terms)) // 4, self.block)
+        return blocks * max(self.bytes(max(self.terms)) // 4, self.block)
 
 
 def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> str:
@@ -333,9 +309,11 @@ def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> s
     """
     words: dict[str, object] = {
         **{key: getattr(form, key) for key in ("floats", "bits", "weights", "steps", "block", "columns", "start")},
+        "halves": form.halves,
+        "apart": form.halves * form.using.register,
         "offset": form.added,
         "header": HEADER_WORDS,
-        "held": form.steps * REGISTER,
+        "held": form.steps * form.using.register,
         "before": before,
         "scale": scale,
         "ahead": ahead,
@@ -343,9 +321,7 @@ def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> s
     texts, choice, calls = list[str](), "", ""
     for terms in form.terms:
         own = f"{form.name}_{terms}"
-        texts += _of_terms(
-            form, terms, {"name": own, "bytes": form.bytes(terms), "step": 2 * REGISTER * terms, **words}
-        )
+        texts += _of_terms(form, terms, {"name": own, "bytes": form.bytes(terms), "step": form.step(terms), **words})
         choice += f"fixed_{own}(x, depth, blocks) ? {terms} : "
         calls += f"""\
     {"else " if calls else ""}if (terms == {terms}) fixed_sums_{own}(blocks, w, count, scales, pitch, depth, sums);
@@ -355,37 +331,26 @@ def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> s
 
 def _of_terms(form: FixedPoint, terms: int, words: Mapping[str, object]) -> Sequence[str]:
     """Return the functions for rows that are the sums of so many terms."""
-    single = form.bits == 4 and terms == 2  # one sum of 32 bits holds both
-    add = _ADD.format(high="" if single else _ADD_HIGH) if form.added else ""
-    sums = _SUMS.format(add=add, high="" if single else _HIGH, **words)
-    return _products(form, single, words), _arranged(form, single, words), sums
+    single = is_single(form.using, form.bits, terms)
+    low = "__builtin_convertvector(low, stream_float)"
+    sums = _SUMS.format(sum=low if single else form.using.joined, total=form.using.total, **words)
+    products = products_text(
+        form.using, bits=form.bits, signed=form.signed, terms=terms, added=bool(form.added), words=words
+    )
+    return products, _arranged(form, single, words), sums
 
 
 def _arranged(form: FixedPoint, coarse: bool, words: Mapping[str, object]) -> str:
-    third = "" if coarse else _THIRD_TERM
-    terms = (_BYTE_TERMS if form.bits == 4 else _SHORT_TERMS).format(third=third, **words)
-    one = 0x01 if form.bits == 8 else 0x99 if form.signed else 0x11
+    third = "" if coarse else _THIRD_TERM.format(**words)
+    terms = (_BYTE_TERMS if form.bytewise else _SHORT_TERMS).format(third=third, **words)
     return _ARRANGED.format(
+        order=(_EVEN_AND_ODD if form.halves == 2 else _IN_ORDER).format(
+            first=int(form.high), second=int(not form.high), **words
+        ),
         terms=terms,
-        added=_ADDED.format(one=one, **words) if form.added else "",
-        first=int(form.high),
-        second=int(not form.high),
+        added=_ADDED.format(one=form.one, **words) if form.added else "",
         digits=COARSE_DIGITS if coarse else 22,
         above=hex(ABOVE) if coarse else 0,
         rounding=(_COARSE.format(lost=LOST, **words) if coarse else _FINE.format(**words)),
         **words,
     )
-
-
-def _products(form: FixedPoint, coarse: bool, words: Mapping[str, object]) -> str:
-    if form.bits == 4:
-        whole, high = "lowest", "short_products(third, ones << 8) + short_products(second, ones)"
-        if coarse:
-            whole, high = "lowest + short_products(second, ones << 8)", "{0}"
-        turned, third = " ^ 8" if form.signed else "", "" if coarse else _THIRD_PRODUCTS
-        products = _BYTE_PRODUCTS.format(turned=turned, third=third, low=whole, high=high, **words)
-    else:
-        even = "(word << 8) >> 8" if form.signed else "word & 255"
-        odd = "word >> 8" if form.signed else "(fixed_short)((fixed_half)word >> 8)"
-        products = _SHORT_PRODUCTS.format(even=even, odd=odd, **words)
-    return _PRODUCTS.format(products=products, **words)

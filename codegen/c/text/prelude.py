@@ -12,7 +12,7 @@ from itertools import product
 
 from fusion.codegen.c.text.few_rows import ELEMENTS
 from fusion.codegen.c.text.few_rows import definitions as few_rows
-from fusion.codegen.c.text.fixed_point import FIXED_POINT_TYPES
+from fusion.codegen.c.text.fixed_point_products import FIXED_POINT_TYPES
 from fusion.codegen.c.text.functions import FUNCTIONS
 from fusion.codegen.c.text.library import C_FLOATS, LIBRARY, declarations
 from fusion.codegen.c.text.products import FACTORS, definitions
@@ -351,7 +351,7 @@ def _definitions() -> dict[str, str]:
     functions["random_normal"] = _RANDOM_NORMAL
     for T in (*types, "uint16_t"):
         functions |= turns(T, _LANES.get(T, T))
-    fixed = dict.fromkeys(("byte_products", "short_products"), FIXED_POINT_TYPES)
+    fixed = dict.fromkeys(("byte_products", "short_products", "byte_dots"), FIXED_POINT_TYPES)
     return functions | windows() | definitions() | {"lane_sum": LANE_SUM} | few_rows() | fixed
 
 

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fusion.codegen.c.text.fixed_point import FLOAT_COLUMNS, GUARD, FixedPoint, fixed_point_text
+from fusion.codegen.c.text.fixed_point import EVERY_INSTRUCTIONS, FLOAT_COLUMNS, FixedPoint, fixed_point_text
 
 MOST_SKINNY_ROWS = 16
 """Rows whose sums stay in registers."""
@@ -327,15 +327,16 @@ def stream_text(stream: Stream) -> str:
         "per_word": stream.per_word,
         "vectors": max(1, stream.per_word // 2),
     }
-    each = _TWO if stream.pairs == 2 else _ONE
-    arranged_pairs = _ARRANGED_PAIRS.format(pairs=stream.pairs, each=each, **words) if stream.pairs else ""
-    end = "#endif\n" if stream.pairs else ""
-    arranged = _ARRANGED.format(pairs=arranged_pairs, end=end, **words)
     floats = _float_sums(stream, words)
-    if not stream.pairs:
-        return "\n".join([arranged, floats])
-    text = "\n".join([arranged, "#ifdef __AVX512BF16__", _pair_sums(stream, words), "#else", floats, "#endif"])
-    return text if fixed is None else "\n".join([text, *_fixed_sums(stream, fixed)])
+    if (
+        fixed is not None or not stream.pairs
+    ):  # what does not fit in fixed point, such as an infinity, is no pair either
+        plain = _ARRANGED.format(pairs="", end="", **words), floats
+        return "\n".join(plain if fixed is None else [*plain, *_fixed_sums(stream, fixed)])
+    each = _TWO if stream.pairs == 2 else _ONE
+    arranged_pairs = _ARRANGED_PAIRS.format(pairs=stream.pairs, each=each, **words)
+    arranged = _ARRANGED.format(pairs=arranged_pairs, end="#endif\n", **words)
+    return "\n".join([arranged, "#ifdef __AVX512BF16__", _pair_sums(stream, words), "#else", floats, "#endif"])
 
 
 def _fixed_sums(stream: Stream, fixed: FixedPoint) -> Sequence[str]:
@@ -345,7 +346,11 @@ def _fixed_sums(stream: Stream, fixed: FixedPoint) -> Sequence[str]:
         lines, scale = _scale(stream, stream.group)
         before = "".join(f"    {line}\n" for line in lines)
     floats = FLOAT_COLUMNS.format(name=fixed.name, floats=fixed.floats, bits=fixed.bits)
-    return GUARD, fixed_point_text(fixed, before, scale, AHEAD), "#else", floats, "#endif"
+    texts = list[str]()
+    for using in EVERY_INSTRUCTIONS:
+        texts.append(f"#{'elif' if texts else 'if'} {using.condition}")
+        texts.append(fixed_point_text(replace(fixed, using=using), before, scale, AHEAD))
+    return *texts, "#else", floats, "#endif"
 
 
 def _scale(stream: Stream, group: int) -> tuple[list[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import fusion
 from fusion.codegen.c.compiler import find_compiler
+from fusion.codegen.c.text.fixed_point_products import BYTE_DOTS, PAIRS_OF_BYTES
 from fusion.codegen.c.text.prelude import prelude
 from fusion.codegen.c.text.skinny import Stream, stream_text
 
@@ -49,6 +51,8 @@ STREAMS = [
     Stream(8, 1, offset=-128, pairs=2, columns=2),
     Stream(8, 1, signed=True, group=32, pairs=1, columns=2),
     Stream(8, 1, signed=True, group=512, pairs=1, columns=2),
+    Stream(8, 1, signed=True, group=128, pairs=1, columns=2, coarse=True),
+    Stream(8, 1, offset=-128, group=32, pairs=1, columns=2, coarse=True),
     Stream(4, 1, offset=-8, pairs=1),
     Stream(4, 1, signed=True, pairs=2, columns=4),
     Stream(4, 1, offset=-8, high=True, group=32, pairs=1, columns=4),
@@ -76,7 +80,7 @@ def expected(stream: Stream, depth: int, column: int) -> int:
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.name)
-@pytest.mark.parametrize("flags", [(), ("-mno-avx2",)], ids=["native", "floats"])
+@pytest.mark.parametrize("flags", [(), ("-mno-avx512f",), ("-mno-avx2",)], ids=["native", "avx2", "floats"])
 def test_sums_of_integers_are_exact(tmp_path, stream, flags):
     """Compare integers below 2^24 with Python's, for whole and odd numbers of blocks and of columns."""
     depths = [depth for depth in (160, 1024, 1120, 1152) if depth % (stream.group or 32) == 0]
@@ -96,6 +100,20 @@ def test_sums_of_integers_are_exact(tmp_path, stream, flags):
         find_compiler().call(*find_compiler().flags(), *flags, str(tmp_path / "probe.c"), "-o", str(program))
         got = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
         assert list(map(int, got)) == [*(expected(stream, depth, column) for column in range(count)), 7], depth
+
+
+def test_a_processor_has_one_set_of_instructions():
+    """Registers of 64 bytes with dot products of bytes, of 32 bytes where none are wider, or floats."""
+    text = stream_text(Stream(8, 1, signed=True, group=32, pairs=1, columns=2, coarse=True))
+    narrow, wide, floats = (
+        text.index(f"#if {PAIRS_OF_BYTES.condition}"),
+        text.index(BYTE_DOTS.condition),
+        text.index("#else"),
+    )
+    assert narrow < wide < floats
+    assert "short_products(" in text[narrow:wide] and "byte_dots(" not in text[narrow:wide]
+    assert text[wide:floats].count("byte_dots(third, whole, terms + 128)") == 1, "of three terms, and not of two"
+    assert not re.search("byte_dots|_products", text[floats:])
 
 
 def product(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
@@ -143,14 +161,18 @@ def uneven(name: str, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("name", ["plain", "mantissas", "just below", "tails", "outliers", "many outliers", "tiny"])
 @pytest.mark.parametrize("wide", [False, True], ids=["bf16", "float32"])
-def test_rows_of_two_terms_are_as_exact_as_eager(name, wide):
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_two_terms_are_as_exact_as_eager(name, wide, bits):
     """Weights of 0 at each large number leave what 15 bits would round away; a row times 1.25 is no longer bfloat16."""
     torch.manual_seed(1)
     layer = fusion.quantize_weights(
-        torch.nn.Sequential(torch.nn.Linear(512, 24, bias=False)).to(BF16), bits=4, group=128
+        torch.nn.Sequential(torch.nn.Linear(512, 24, bias=False)).to(BF16), bits=bits, group=128
     )
-    x = uneven(name, BF16)
-    layer[0].weight[:, ::4] = layer[0].weight[:, ::4] & 240 | 8  # of each eighth number
+    x, weight = uneven(name, BF16), layer[0].weight
+    if bits == 4:
+        weight[:, ::4] = weight[:, ::4] & 240 | 8  # of each eighth number
+    else:
+        weight[:, ::8] = 0
 
     def program(x: Tensor) -> Tensor:
         return layer((x.float() * 1.01).to(BF16) if wide else x)
