@@ -18,6 +18,7 @@ from benchmarks import (
     generation,
     harness,
     inference,
+    memory_speed,
     models,
     modes,
     packed,
@@ -29,6 +30,7 @@ from benchmarks import (
     training,
 )
 from benchmarks.harness import Refused
+from benchmarks.memory_speed import BesideMemory
 from benchmarks.programs import Case, Draw
 from benchmarks.scheduled_models import CheckedNetwork
 from benchmarks.small_models import Model
@@ -203,15 +205,32 @@ def test_a_step_of_a_language_model_is_checked_and_timed(bits, monkeypatch):
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 256, "intermediate_size": 320, "num_hidden_layers": 1}
     case = generation.Case("tiny", sizes, bits, None if bits == 16 else 32)
-    times = {"eager": [4e-3], "inductor": [2e-3], "fusion": [1e-3, 3e-3], "read": [5e-4]}
-    monkeypatch.setattr(generation, "seconds_in_turn", lambda calls, device, rounds: times)
+    took = {"eager": 4e-3, "inductor": 2e-3, "packed": 2e-3, "fusion": 1e-3, "saved": 5e-4}
+
+    def timed(calls, size, threads, rounds):
+        assert [*calls] == [name for name in took if bits == 4 or name != "packed"]
+        return {name: BesideMemory([took[name]], [5e-4], [1e-3]) for name in calls}
+
+    monkeypatch.setattr(generation, "beside_memory", timed)
     head, *rows = generation.measured(case, 2)
     assert head.startswith(f"tiny, {case.weights}: ")
-    assert [row.split(", error")[0].split() for row in rows] == [
-        ["eager", "250.0", "(0.12)"],
-        ["inductor", "500.0", "(0.25)"],
-        ["fusion", "1000.0", "(0.50)"],
+    assert [row.split(", error")[0].split() for row in rows if "packed" not in row] == [
+        ["eager", "250.0", "(0.12", "0.25)"],
+        ["inductor", "500.0", "(0.25", "0.50)"],
+        ["fusion", "1000.0", "(0.50", "1.00)"],
+        ["saved", "2000.0", "(1.00", "2.00)"],
     ]
+
+
+def test_calls_are_timed_beside_memory_in_turn(monkeypatch):
+    clock, order = iter(range(1000)), []
+    monkeypatch.setattr(memory_speed.time, "perf_counter", lambda: next(clock))
+    calls = {name: lambda name=name: order.append(name) for name in ("one", "other")}
+    times = memory_speed.beside_memory(calls, 1 << 20, 2, 3)
+    assert order == ["one", "other"] * 4, "the first calls say how often a sample repeats them"
+    assert times["one"] == BesideMemory([1] * 3, [1] * 3, [1] * 3)
+    uneven = BesideMemory([2.0, 4.0, 9.0], [1.0, 1.0, 9.0], [2.0, 6.0, 9.0])
+    assert (uneven.seconds, uneven.of_reading, uneven.of_copying) == (4.0, 0.5, 1.0)
 
 
 @pytest.mark.usefixtures("without_inductor")
@@ -220,7 +239,8 @@ def test_packed_weights_stand_for_the_same_numbers(bits, group, monkeypatch):
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 256, "intermediate_size": 320, "num_hidden_layers": 1}
     case = generation.Case("tiny", sizes, bits, group, 16, ("eager", "packed, tuned"))
-    monkeypatch.setattr(generation, "seconds_in_turn", lambda calls, *_: {name: [1e-3] for name in calls})
+    same = BesideMemory([1e-3], [1e-3], [1e-3])
+    monkeypatch.setattr(generation, "beside_memory", lambda calls, *_: dict.fromkeys(calls, same))
     _, eager, tuned = generation.measured(case, 2)
     assert eager.split()[1] == "16000.0," and tuned.split()[:3] == ["packed,", "tuned", "16000.0,"]
 
