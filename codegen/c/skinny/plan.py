@@ -54,7 +54,7 @@ LONGEST_ROW = 1 << 18
 MOST_GROUPS = 2048
 """The most groups of a row, whose scales are kept on the stack."""
 
-TOGETHER = {4: 4, 8: 2}
+TOGETHER = {4: 4, 8: 4}
 """Bits of weights → the columns that are multiplied in turn (measured: docs/performance.md, `TOGETHER`)."""
 
 RESULT_COLUMNS = 32

@@ -251,6 +251,11 @@ class FixedPoint:
         return 1 if self.bits == 8 and self.bytewise else 2
 
     @property
+    def at_once(self) -> int:
+        """The columns that are multiplied in turn with these instructions."""
+        return min(self.columns, self.using.columns[self.bits])
+
+    @property
     def steps(self) -> int:
         """Registers in a block, whose weights have one scale."""
         block = LONGEST_BLOCK if self.group is None else min(LONGEST_BLOCK, self.group)
@@ -308,7 +313,8 @@ def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> s
         ahead: bytes before their use at which weights are fetched.
     """
     words: dict[str, object] = {
-        **{key: getattr(form, key) for key in ("floats", "bits", "weights", "steps", "block", "columns", "start")},
+        **{key: getattr(form, key) for key in ("floats", "bits", "weights", "steps", "block", "start")},
+        "columns": form.at_once,
         "halves": form.halves,
         "apart": form.halves * form.using.register,
         "offset": form.added,
@@ -323,10 +329,18 @@ def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> s
         own = f"{form.name}_{terms}"
         texts += _of_terms(form, terms, {"name": own, "bytes": form.bytes(terms), "step": form.step(terms), **words})
         choice += f"fixed_{own}(x, depth, blocks) ? {terms} : "
-        calls += f"""\
-    {"else " if calls else ""}if (terms == {terms}) fixed_sums_{own}(blocks, w, count, scales, pitch, depth, sums);
-"""
+        calls += f"    {'else ' if calls else ''}if (terms == {terms}) {_call(form, own)}\n"
     return "\n".join([*texts, _CHOICE.format(name=form.name, choice=choice, calls=calls, **words)])
+
+
+def _call(form: FixedPoint, name: str) -> str:
+    """Return the statement that computes the sums of `count` columns."""
+    if form.columns == form.at_once:
+        return f"fixed_sums_{name}(blocks, w, count, scales, pitch, depth, sums);"
+    return f"""
+        for (int64_t c = 0; c < count; c += {form.at_once})
+            fixed_sums_{name}(blocks, (const char *)w + c * (depth * {form.bits} / 8),
+                count - c < {form.at_once} ? count - c : {form.at_once}, scales + c * pitch, pitch, depth, sums + c);"""
 
 
 def _of_terms(form: FixedPoint, terms: int, words: Mapping[str, object]) -> Sequence[str]:

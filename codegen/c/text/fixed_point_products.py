@@ -23,12 +23,14 @@ class Instructions:
         register: the bytes of its registers.
         joined: the sum of `low` and `high`, as floats.
         total: the sum over blocks, with that of this block, times both scales.
+        columns: bits of weights → the most columns whose sums, and what they are multiplied by, stay in registers.
     """
 
     condition: str
     register: int
     joined: str
     total: str
+    columns: Mapping[int, int]
 
 
 PAIRS_OF_BYTES = Instructions(
@@ -36,6 +38,7 @@ PAIRS_OF_BYTES = Instructions(
     32,
     "256.0f * __builtin_convertvector(high, stream_float) + __builtin_convertvector(low, stream_float)",
     "total + scale * *(const float *)x * sum",
+    {4: 4, 8: 2},
 )
 """AVX2.  Where registers are wider, floats are faster without dot products of bytes."""
 
@@ -45,6 +48,7 @@ BYTE_DOTS = Instructions(
     "plus_product(__builtin_convertvector(low, stream_float), __builtin_convertvector(high, stream_float), "
     "(stream_float){0} + 256.0f)",
     "plus_product(total, scale * *(const float *)x, sum)",
+    {4: 4, 8: 4},
 )
 """AVX-512 with VNNI."""
 

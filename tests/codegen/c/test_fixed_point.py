@@ -48,11 +48,11 @@ int main(void) {{
 
 STREAMS = [
     Stream(8, 1, signed=True, pairs=1),
-    Stream(8, 1, offset=-128, pairs=2, columns=2),
+    Stream(8, 1, offset=-128, pairs=2, columns=4),
     Stream(8, 1, signed=True, group=32, pairs=1, columns=2),
     Stream(8, 1, signed=True, group=512, pairs=1, columns=2),
     Stream(8, 1, signed=True, group=128, pairs=1, columns=2, coarse=True),
-    Stream(8, 1, offset=-128, group=32, pairs=1, columns=2, coarse=True),
+    Stream(8, 1, offset=-128, group=32, pairs=1, columns=4, coarse=True),
     Stream(4, 1, offset=-8, pairs=1),
     Stream(4, 1, signed=True, pairs=2, columns=4),
     Stream(4, 1, offset=-8, high=True, group=32, pairs=1, columns=4),
