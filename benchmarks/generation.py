@@ -63,8 +63,8 @@ class Case:
         return f"{kind}{'' if self.group is None else f' by {self.group}'}"
 
 
-GPT2 = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "vocab_size": 50257}
-"""The sizes of GPT-2: its linear layers have 124 million weights, of which a third are of the vocabulary."""
+GPT2 = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "vocab_size": 50304}
+"""The sizes of GPT-2, with the vocabulary rounded up to a multiple of 64."""
 SMALL = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12}
 LARGE = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 6}
 BILLION = {**LARGE, "num_hidden_layers": 22, "vocab_size": 32000}

@@ -17,6 +17,9 @@ from fusion import QuantizedLinear
 GROUPS = (32, 64, 128, 256)
 """Numbers of weights of 4 bits to a scale for which PyTorch has a product."""
 
+COLUMNS = 16
+"""The number of rows of weights of 4 bits is a multiple of this."""
+
 INNER = 1
 """An argument of the call that packs, which CPUs ignore."""
 
@@ -54,7 +57,9 @@ def has_product(layer: nn.Module) -> bool:
     """Return whether PyTorch multiplies by the weights of a layer as they are stored."""
     if not isinstance(layer, QuantizedLinear) or layer.bias is not None:
         return False
-    return layer.scale.shape[1] == 1 if layer.bits == 8 else layer.in_features // layer.scale.shape[1] in GROUPS
+    if layer.bits == 8:
+        return layer.scale.shape[1] == 1
+    return layer.out_features % COLUMNS == 0 and layer.in_features // layer.scale.shape[1] in GROUPS
 
 
 def packed(model: nn.Module) -> nn.Module | None:

@@ -247,7 +247,8 @@ def test_packed_weights_stand_for_the_same_numbers(bits, group, monkeypatch):
 
 def test_weights_without_a_product_of_their_own_are_not_packed():
     one = quantized(torch.nn.Linear(64, 8, bias=False), bits=8, group=32)
-    assert packed.packed(torch.nn.Sequential(one)) is None and packed.packed(torch.nn.Linear(4, 4)) is None
+    odd = quantized(torch.nn.Linear(64, 24, bias=False), bits=4, group=32)
+    assert not any(map(packed.packed, (torch.nn.Sequential(one), torch.nn.Sequential(odd), torch.nn.Linear(4, 4))))
 
 
 def test_a_refused_case_is_printed_and_others_continue(capsys):

@@ -16,6 +16,7 @@ from typing import TypedDict
 import torch
 
 from fusion.lowering.errors import ArtifactError
+from fusion.runtime.memory import empty_large
 
 ALIGNED = 64
 """Bytes to which the buffer is aligned in the file, and each tensor in memory."""
@@ -79,8 +80,12 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def buffer_of(size: int) -> torch.Tensor:
-    """Return uninitialised memory of `size` bytes, as a tensor of bytes that begins at a multiple of `ALIGNED`."""
-    room = torch.empty(size + ALIGNED, dtype=torch.uint8, device="cpu")
+    """Return uninitialised memory of `size` bytes, as a tensor of bytes that begins at a multiple of `ALIGNED`.
+
+    Much memory is in huge pages, which a program that uses each weight once is faster to read
+    (measured: docs/performance.md, `weights`).
+    """
+    room = empty_large((size + ALIGNED,), (1,), torch.uint8)
     start = -room.data_ptr() % ALIGNED
     return room[start : start + size]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fusion
+from fusion.artifact.weights import ALIGNED, buffer_of
 from fusion.runtime.memory import LARGE, allocator, allocator_device, empty_large
 
 CPU = torch.device("cpu")
@@ -44,6 +45,15 @@ def test_only_large_tensors_request_them() -> None:
     assert small.stride() == (5, 1)
     large.fill_(1.5)
     assert large[-1] == 1.5
+
+
+@requested
+def test_weights_of_an_artifact_are_read_into_them() -> None:
+    held = buffer_of(LARGE)
+    assert in_huge_pages(held)
+    assert held.shape == (LARGE,)
+    assert held.data_ptr() % ALIGNED == 0
+    assert not in_huge_pages(buffer_of(LARGE // 2))
 
 
 def test_the_allocator_is_chosen_by_size() -> None:
