@@ -151,6 +151,8 @@ def _figures(
     except Exception as reason:  # of any library: the figures of the other programs must not be lost
         figures.refused[name] = f"{type(reason).__name__}: {reason}"
         print(f"{name}: refused: {reason}", flush=True)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # other processes need the memory
     return figures
 
 
