@@ -50,7 +50,7 @@ BYTE_DOTS = Instructions(
     "plus_product(total, scale * *(const float *)x, sum)",
     {4: 4, 8: 4},
 )
-"""AVX-512 with VNNI."""
+"""AVX-512 with VNNI (measured: docs/performance.md, `fixed_point_products`)."""
 
 FIXED_POINT_TYPES = f"""\
 #if {PAIRS_OF_BYTES.condition}
