@@ -110,6 +110,29 @@ class Product:
         described = {*self.results, *(load.buffer for load in self.moved.tiles)}
         return [param for param in epilogue_params(self.layout.blocked) if param not in described]
 
+    @property
+    def over(self) -> Dim:
+        """Return the dimension that is summed."""
+        (dot,) = self.layout.blocked.dots
+        return self.layout.blocked.sides(dot)[2]
+
+    @property
+    def sides(self) -> tuple[Dim, Dim]:
+        """Return the dimensions of rows and of columns."""
+        return self.layout.blocked.named("m"), self.layout.blocked.named("n")
+
+    @property
+    def uses_out(self) -> bool:
+        """Whether tiles arrive or results leave through shared memory."""
+        return bool(leaving(self.layout.blocked) or self.tiles)
+
+    @property
+    def slot_bytes(self) -> Code:
+        """Return the bytes of a slot: a block of each operand."""
+        size: Operand = self.layout.blocked.kernel.param(self.moved.left.param).dtype.itemsize
+        m, n = (side.constant for side in self.sides)
+        return compose("({} + {}) * {} * {}", m, n, self.over.constant, size, binds=PRODUCT)
+
 
 def _described(described: descriptors.Descriptors, layout: Layout) -> Product:
     moved = moved_by(layout.blocked)
@@ -160,7 +183,8 @@ class AlternatingProgram:
     @property
     def compute_takes(self) -> list[str]:
         """Return the parameters of the computing function, after the group."""
-        return [*self.params, *self.constants, *_RINGS, *(["out"] if self._uses_out else []), *_BARRIERS, *self._tiles]
+        out = ["out"] if self.own.uses_out else []
+        return [*self.params, *self.constants, *_RINGS, *out, *_BARRIERS, *self._tiles]
 
     @property
     def reserved(self) -> list[str]:
@@ -174,7 +198,7 @@ class AlternatingProgram:
         for name, transfer in zip(_RINGS, (self.own.left, self.own.right), strict=True):
             shape = values.layout.shape((transfer.rows, transfer.columns), depth)
             values.line("{} = gl.allocate_shared_memory({}, {}, {}.layout)", name, element, shape, transfer.name)
-        if self._uses_out:
+        if self.own.uses_out:
             self._allocate_out(values)
         counts = [*zip(_BARRIERS, (depth, depth, GROUPS), strict=True), *((name, GROUPS) for name in self._tiles)]
         for name, count in counts:
@@ -183,7 +207,7 @@ class AlternatingProgram:
 
     def _allocate_out(self, values: Values) -> None:
         """Add the line that allocates the blocks in which tiles arrive and results leave."""
-        moved, dims = self.own.moved, self._sides
+        moved, dims = self.own.moved, self.own.sides
         described = [*self.own.results.values(), *self.own.tiles]
         (dtype,) = {each.dtype for each in (*moved.tiles, *(stmt.value for stmt in leaving(self.layout.blocked)))}
         element = TYPES[dtype]
@@ -196,7 +220,7 @@ class AlternatingProgram:
 
     def fetch(self, values: Values) -> Function:
         """Return the function of the loading warp."""
-        over = self._over
+        over = self.own.over
         values.line("slot, phase = 0, 1")
         if self.own.tiles:
             values.line("group, turn = 0, 1")
@@ -205,7 +229,7 @@ class AlternatingProgram:
         k0 = values.open("k0")
         values.starts[over] = k0
         values.line("hopper.mbarrier.wait(emptied.index(slot), phase)")
-        values.line("hopper.mbarrier.expect(filled.index(slot), {})", self._bytes())
+        values.line("hopper.mbarrier.expect(filled.index(slot), {})", self.own.slot_bytes)
         for ring, transfer in zip(_RINGS, (self.own.left, replace(self.own.right, name=columns)), strict=True):
             _, corner, _ = values.block_corner(transfer)
             values.line("{}({}, {}, filled.index(slot), {}.index(slot))", LOAD, transfer.name, corner, ring)
@@ -218,7 +242,7 @@ class AlternatingProgram:
 
     def _fetch_tiles(self, values: Values, names: Sequence[str]) -> None:
         """Load the tiles of a block behind its operands, when the results of the group's last block have left."""
-        m, n = (side.constant for side in self._sides)
+        m, n = (side.constant for side in self.own.sides)
         before = compose("1 - {}", GROUP, binds=SUM) if self._takes_turns else as_code(GROUP)
         values.line("hopper.mbarrier.wait(vacant.index({}), turn)", before)
         values.line("hopper.mbarrier.expect(arrived.index(group), {} * {} * {})", m, n, HALF * len(names))
@@ -231,12 +255,12 @@ class AlternatingProgram:
 
     def compute(self, values: Values) -> Function:
         """Return the function of a group."""
-        over, (dot,), moved = self._over, self.layout.blocked.dots, self.own.moved
-        m, n = self._sides
+        over, (dot,), moved = self.own.over, self.layout.blocked.dots, self.own.moved
+        m, n = self.own.sides
         warps = self.layout.config.num_warps
         instruction = compose("[16, {}, 16]", n.constant)
         values.line("{}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [{}, 1], {})", _SUMS, warps, instruction)
-        if self._uses_out:
+        if self.own.uses_out:
             values.line("{} = {}", _STAGED, self._memory(0, GROUP))
         if moved.by_rows:
             width = min(moved.by_rows.values())
@@ -279,7 +303,7 @@ class AlternatingProgram:
 
     def _read(self, values: Values, memory: Code) -> Tile:
         """Return the tile that lies in shared memory, in the layout of sums."""
-        return Tile(compose("{}.load({})", memory, _SUMS), self._sides, values.depth)
+        return Tile(compose("{}.load({})", memory, _SUMS), self.own.sides, values.depth)
 
     def _release(self, values: Values) -> None:
         """Add the lines that let the next tile arrive, once the result has been read."""
@@ -303,7 +327,7 @@ class AlternatingProgram:
 
     def _store(self, values: Values, body: Body) -> None:
         """Add the lines of the epilogue."""
-        dims = self._sides
+        dims = self.own.sides
         stores = [stmt for stmt in values.layout.blocked.body if isinstance(stmt, Store)]
         for stmt in stores if len(stores) > 1 and not self.own.moved.by_rows else ():
             # All before the first one leaves: what they share is not held until then.
@@ -322,11 +346,6 @@ class AlternatingProgram:
                 values.forget(dim)
 
     @property
-    def _uses_out(self) -> bool:
-        """Whether tiles arrive or results leave through shared memory."""
-        return bool(leaving(self.layout.blocked) or self.own.tiles)
-
-    @property
     def _takes_turns(self) -> bool:
         """Whether the groups use the same memory of tiles and results in turn."""
         return len(self.own.tiles) > 1
@@ -339,16 +358,6 @@ class AlternatingProgram:
     def _tiles(self) -> Sequence[str]:
         """Return the barriers of the memory of tiles, if tiles arrive."""
         return _TILES if self.own.tiles else ()
-
-    @property
-    def _over(self) -> Dim:
-        (dot,) = self.layout.blocked.dots
-        return self.layout.blocked.sides(dot)[2]
-
-    @property
-    def _sides(self) -> tuple[Dim, Dim]:
-        """Return the dimensions of rows and of columns."""
-        return self.layout.blocked.named("m"), self.layout.blocked.named("n")
 
     def _open(
         self, values: Values, choices: Sequence[Sequence[str]], wishes: Sequence[str]
@@ -366,7 +375,7 @@ class AlternatingProgram:
             number = values.open("block")
             assign_block(values, number)
             return number, blocks, choices[0]
-        m, n = self._sides
+        m, n = self.own.sides
         rows, ends = blocks_of(values, m), column_ends(values, [each.layout for each in self.products])
         blocks = values.name("blocks", Tile(compose("{} * {}", rows, ends[-1]))).code
         number = values.open("block")
@@ -376,10 +385,3 @@ class AlternatingProgram:
         start_block(values, m, m_block)
         start_block(values, n, compose("{} - {}", n_block, first, binds=SUM))
         return number, blocks, names
-
-    def _bytes(self) -> Code:
-        """Return the bytes of a slot."""
-        blocked, over = self.layout.blocked, self._over
-        size: Operand = blocked.kernel.param(self.own.moved.left.param).dtype.itemsize
-        m, n = (side.constant for side in self._sides)
-        return compose("({} + {}) * {} * {}", m, n, over.constant, size, binds=PRODUCT)
