@@ -425,9 +425,7 @@ CASES: dict[str, Case] = {
         lambda x, w: x.flatten(1) @ w,
         lambda n: (n(1024, 32, 6, 6).to(memory_format=torch.channels_last), n(1152, 48)),
     ),
-    "transposed table": Case(
-        lambda q, k, table: q @ k + table.permute(2, 0, 1), of((9, 2, 96, 8), (9, 2, 8, 96), (96, 96, 2))
-    ),
+    "transposed table": Case(lambda q, k, t: q @ k + t.permute(2, 0, 1), of((9, 2, 96, 8), (9, 2, 8, 96), (96, 96, 2))),
     "one-hot": Case(one_hot, lambda normal: (torch.tensor([6, 0, 3]), normal(3).double())),
     "powers": Case(lambda t: 1 - 0.999**t, lambda normal: (normal(9).double() * 3,)),
     "running sum": Case(lambda x: x.exp().cumsum(0), of((1 << 17,))),

@@ -98,4 +98,5 @@ def test_results_of_symbolic_sizes() -> None:
         x = torch.randn(rows, 3)
         result = fused(x)
         torch.testing.assert_close(result, x[:, :1] * torch.arange(2048.0))
-        assert in_huge_pages(result) == (rows >= 4096)
+        # A small result can lie in memory that a large one has left, for which huge pages stay requested.
+        assert rows < 4096 or in_huge_pages(result)

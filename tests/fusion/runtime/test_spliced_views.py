@@ -187,7 +187,9 @@ def test_views_with_an_offset(dynamic: bool, tmp_path: Path) -> None:
         x, w = torch.randn(rows, 512, dtype=torch.float64), torch.randn(600, 256, dtype=torch.float64)[5:555]
         torch.testing.assert_close(fused(x, w), cut(x, w))
     code = next(tmp_path.glob("*/*_module.py")).read_text()
-    assert code.count("torch.mm") == 7 and (dynamic or "torch.ops.aten" not in code), code
+    # How many of the products are the library's is a question of their price.
+    assert re.search(r"memory_in_memory_of\(\w+, \([^()]*\), \([^()]*\), \d+\)\n +\w+ = torch\.mm\(", code), code
+    assert dynamic or "torch.ops.aten" not in code, code
 
 
 def test_strides_of_a_result_with_a_dimension_of_one_element() -> None:
