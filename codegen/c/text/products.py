@@ -142,18 +142,26 @@ _COPIED = """\
 
 _WIDER = "                else if (wide == {P}) product_{T}_{P}(from, ra, ca, by, {to}, rows - i, terms, first);\n"
 
-# 16 columns at a time: rows of b are copied, columns of it are transposed 16 × 16 at a time.
+# 16 columns at a time, those of a panel side by side.
 _PACK = """\
-static __attribute__((noinline)) void pack_{T}(const {T} *b, int64_t rb, int64_t cb, int64_t depth, int64_t columns,
-        {T} *restrict to) {{
+static __attribute__((noinline)) void {function}_{T}(const {T} *b, {places},
+        int64_t depth, int64_t columns, {T} *restrict to) {{
     const int64_t groups = (columns + {columns} - 1) / {columns};
     for (int64_t left = (groups + panel_{T} - 1) / panel_{T}, done = 0; left > 0; left--) {{
         const int64_t wide = (groups - done + left - 1) / left, step = wide * {columns};
         for (int64_t g = 0; g < wide; g++) {{
             const int64_t first = (done + g) * {columns};
             const int64_t count = columns - first < {columns} ? columns - first : {columns};
-            const {T} *from = b + first * cb;
             {T} *at = to + g * {columns};
+{group}        }}
+        to += depth * step;
+        done += wide;
+    }}
+}}"""
+
+# Rows of b are copied, columns of it are transposed 16 × 16 at a time.
+_GROUP = """\
+            const {T} *from = b + first * cb;
             int64_t p = 0;
             if (count == {columns} && cb == 1) {{
                 for (; p < depth; p++)
@@ -164,31 +172,14 @@ static __attribute__((noinline)) void pack_{T}(const {T} *b, int64_t rb, int64_t
             }}
             for (; p < depth; p++)
                 for (int64_t j = 0; j < {columns}; j++) at[p * step + j] = j < count ? from[p * rb + j * cb] : 0;
-        }}
-        to += depth * step;
-        done += wide;
-    }}
-}}"""
+"""
 
-# Element (p, j) of b is at `b[rows[p] + columns[j]]`: neighbours among 16 columns are loaded together.
-_PACK_APART = """\
-static __attribute__((noinline)) void pack_apart_{T}(const {T} *b, const int64_t *rows, const int64_t *places,
-        int64_t depth, int64_t columns, {T} *restrict to) {{
-    const int64_t groups = (columns + {columns} - 1) / {columns};
-    for (int64_t left = (groups + panel_{T} - 1) / panel_{T}, done = 0; left > 0; left--) {{
-        const int64_t wide = (groups - done + left - 1) / left, step = wide * {columns};
-        for (int64_t g = 0; g < wide; g++) {{
-            const int64_t first = (done + g) * {columns};
-            const int64_t count = columns - first < {columns} ? columns - first : {columns};
+# Element (p, j) of b is at `b[rows[p] + places[j]]`: neighbours among 16 columns are loaded together.
+_GROUP_APART = """\
             const int64_t *const place = places + first;
-            {T} *at = to + g * {columns};
 {runs}            for (int64_t p = 0; p < depth; p++, at += step)
                 for (int64_t j = 0; j < {columns}; j++) at[j] = j < count ? b[rows[p] + place[j]] : 0;
-        }}
-        to += depth * step;
-        done += wide;
-    }}
-}}"""
+"""
 
 _RUNS = """\
 #if PRODUCT_BYTES == 64 && !defined(__clang__)
@@ -227,14 +218,17 @@ def definitions() -> dict[str, str]:
         blocks = [_BLOCK.format(P=panel, **words) for panel in range(1, panels + 1)]
         wide = "\n".join(["#if PRODUCT_BYTES == 64", *blocks[1:], "#endif"])
         functions[f"vector_{T}"] = _VECTORS.format(**words)
-        functions[f"pack_{T}"] = _PACK.format(**words)
+        strides = {"function": "pack", "places": "int64_t rb, int64_t cb", "group": _GROUP.format(**words)}
+        functions[f"pack_{T}"] = _PACK.format(**words, **strides)
         tile = {"into": "", "to": "to, rc", "edge": "", "copied": ""}
         exact = {"into": "into_", "to": "at, step", "edge": _EDGE.format(**words), "copied": _COPIED}
         texts = []
         for parts in (tile, exact):
             wider = "".join(_WIDER.format(P=panel, **words, **parts) for panel in range(3, panels + 1))
             texts.append(_MULTIPLY.format(wider=wider, **words, **parts))
-        functions[f"pack_apart_{T}"] = _PACK_APART.format(runs=_RUNS if T == "float" else "", **words)
+        apart = _GROUP_APART.format(runs=_RUNS if T == "float" else "", **words)
+        tables = {"function": "pack_apart", "places": "const int64_t *rows, const int64_t *places", "group": apart}
+        functions[f"pack_apart_{T}"] = _PACK.format(**words, **tables)
         functions[f"product_{T}_1"] = "\n".join([blocks[0], wide])
         functions[f"multiply_{T}"], functions[f"multiply_into_{T}"] = texts
     return {"product_types": _TYPES.rstrip(), **functions}

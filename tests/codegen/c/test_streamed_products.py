@@ -14,9 +14,9 @@ from tests.codegen.c.launches import check
 from tests.codegen.kernels import products as shapes
 
 
-def plain(m: int, n: int, k: int, **settings: object) -> Kernel:
+def plain(m: int, n: int, k: int, *, turned: tuple[bool, bool] = (False, False)) -> Kernel:
     """a · b, without an epilogue."""
-    made = shapes.matmul(m, n, k, F32, **settings)  # type: ignore[arg-type]  # of the function
+    made = shapes.matmul(m, n, k, F32, turned=turned)
     loop, store = made.body
     assert isinstance(loop, Loop) and isinstance(store, Store) and isinstance(loop.body[0], Fold)
     return replace(made, body=(loop, replace(store, value=loop.body[0].ref)))
