@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import cast
 
 import torch
 from torch import fx
 
 from fusion.codegen.target import Capabilities
+from fusion.joint.convolutions import each, image_of, operands, padded, pixels, settings, unfolded, window_of
 from fusion.joint.layout_plans import is_known
 from fusion.joint.writing import write
 
@@ -76,21 +76,21 @@ def convolutions(graph: fx.GraphModule) -> list[fx.Node]:
 
 def _is_plain(call: fx.Node) -> bool:
     """Return whether a convolution multiplies all channels of dense windows, or of pixels whose channels are last."""
-    image, weight, _, stride, padding, dilation, transposed, _, groups = call.args
-    values = [cast(fx.Node, node).meta["val"] for node in (image, weight, call)]
-    if transposed or groups != 1 or {*cast("list[int]", stride)} != {1}:
+    stride, padding, dilation, transposed, _, groups = settings(call)
+    values = [node.meta["val"] for node in (*operands(call), call)]
+    if any(value.ndim != 4 or not is_known(value) for value in values):
         return False
-    if {*cast("list[int]", dilation)} != {1} or any(value.ndim != 4 or not is_known(value) for value in values):
+    if transposed or groups != 1 or {*each(stride, 2), *each(dilation, 2)} != {1}:
         return False
     if any(value.device.type != "cpu" or value.numel() == 0 for value in values):
         return False
-    pixels = {*values[1].shape[2:]} == {1} and not any(cast("list[int]", padding))
-    return _has_layout(call, torch.contiguous_format) or (pixels and _has_layout(call, torch.channels_last))
+    of_pixels = {*window_of(call)} == {1} and not any(each(padding, 2))
+    return _has_layout(call, torch.contiguous_format) or (of_pixels and _has_layout(call, torch.channels_last))
 
 
 def _has_layout(call: fx.Node, layout: torch.memory_format) -> bool:
     """Return whether image, weight and result are contiguous in a layout."""
-    values = (cast(fx.Node, node).meta["val"] for node in (*call.args[:2], call))
+    values = (node.meta["val"] for node in (*operands(call), call))
     return all(value.is_contiguous(memory_format=layout) for value in values)
 
 
@@ -99,7 +99,7 @@ def _is_faster(call: fx.Node, capabilities: Capabilities) -> bool:
 
     The product packs each element of all windows, and fills whole blocks of rows of the weight.
     """
-    image, weight, result = ((cast(fx.Node, node)).meta["val"] for node in (*call.args[:2], call))
+    image, weight, result = (node.meta["val"] for node in (*operands(call), call))
     itemsize, rates, layouts = result.dtype.itemsize, capabilities.rates, capabilities.layouts
     share = capabilities.lone_products.get(itemsize, 0.0)
     if not layouts.blocked_us or not result.dtype.is_floating_point or share < 1:
@@ -108,8 +108,8 @@ def _is_faster(call: fx.Node, capabilities: Capabilities) -> bool:
     multiplied = rates.product_us_of(2.0 * result.numel() * terms, itemsize)
     filled = -(-outputs // REGISTER_ROWS) * REGISTER_ROWS / outputs
     packed = rates.scalar_us(rates.steps.packed * itemsize * terms * result.numel() / outputs)
-    padded = rates.price(2.0 * image.numel() * itemsize).total if any(cast("list[int]", call.args[4])) else 0.0
-    generated = rates.launch_us + multiplied * filled / share + packed + padded
+    copied = rates.price(2.0 * image.numel() * itemsize).total if any(each(settings(call)[1], 2)) else 0.0
+    generated = rates.launch_us + multiplied * filled / share + packed + copied
     return bool(generated < CLEARLY_FASTER * (rates.launch_us + multiplied + layouts.blocked_us))
 
 
@@ -127,18 +127,13 @@ def _replace(graph: fx.GraphModule, call: fx.Node, written: Callable[[fx.Node], 
 
 def _columns(call: fx.Node) -> fx.Node:
     """Write the product of a weight [o, c · window] and columns [n, c · window, places]."""
-    image, weight = cast("tuple[fx.Node, fx.Node]", call.args[:2])
+    image, weight = operands(call)
     outputs, channels, *window = weight.meta["val"].shape
     batch, _, *places = call.meta["val"].shape
     terms = channels * prod(window)
-    padding = [*cast("list[int]", call.args[4])] * (2 // len(cast("list[int]", call.args[4])))
-    if any(padding):
-        around = [side for size in reversed(padding) for side in (size, size)]
-        image = write(call, aten.constant_pad_nd.default, image, around, 0.0)
+    image = padded(call, image)
     if prod(window) > 1:
-        for dim, size in enumerate(window, 2):
-            image = write(call, aten.unfold.default, image, dim, size, 1)
-        image = write(call, aten.permute.default, image, [0, 1, 4, 5, 2, 3])
+        image = write(call, aten.permute.default, unfolded(call, image), [0, 1, 4, 5, 2, 3])
         image = write(call, aten.clone.default, image, memory_format=torch.contiguous_format)
     columns = write(call, aten.view.default, image, [batch, terms, prod(places)])
     rows = write(call, aten.view.default, weight, [1, outputs, terms])
@@ -149,14 +144,9 @@ def _columns(call: fx.Node) -> fx.Node:
 
 def _pixels(call: fx.Node) -> fx.Node:
     """Write the product of pixels [n · places, c] and a weight [o, c], with channels last."""
-    image, weight = cast("tuple[fx.Node, fx.Node]", call.args[:2])
-    outputs, channels = weight.meta["val"].shape[:2]
-    batch, _, *places = call.meta["val"].shape
-    image = write(call, aten.permute.default, image, [0, 2, 3, 1])
-    pixels = write(call, aten.view.default, image, [batch * prod(places), channels])
-    weight = write(call, aten.permute.default, write(call, aten.view.default, weight, [outputs, channels]), [1, 0])
-    product = write(call, aten.view.default, write(call, aten.mm.default, pixels, weight), [batch, *places, outputs])
-    return write(call, aten.permute.default, product, [0, 3, 1, 2])
+    rows, weight = pixels(call)
+    product = write(call, aten.mm.default, rows, write(call, aten.permute.default, weight, [1, 0]))
+    return image_of(call, product)
 
 
 __all__ = ["multiply_columns"]

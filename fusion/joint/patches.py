@@ -28,6 +28,20 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.channels_last import on_matrix_units
+from fusion.joint.convolutions import (
+    as_matrix,
+    each,
+    first_order,
+    has_channels_last,
+    image_of,
+    last_order,
+    operands,
+    padded,
+    pixels,
+    settings,
+    unfolded,
+    window_of,
+)
 from fusion.joint.layout import with_strides
 from fusion.joint.layout_plans import is_known
 from fusion.joint.writing import write
@@ -67,11 +81,11 @@ def multiply_patches(graph: fx.GraphModule) -> None:
     + clone_1 = clone(permute_2, memory_format=torch.contiguous_format)
     + return clone_1
     """
-    _replace(graph, lambda call: prod(_window(call)) > 1 and _is_product(call), _patches)
+    _replace(graph, lambda call: prod(window_of(call)) > 1 and _is_product(call), _patches)
     for call in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         image, weight = call.args[1:3]
         with_bias = cast("Sequence[bool]", call.args[-1])[2]
-        if not with_bias and prod(_window(call)) > 1 and _is_product(call) and _covers(image, weight):
+        if not with_bias and prod(window_of(call)) > 1 and _is_product(call) and _covers(image, weight):
             _differentiate(call)
     graph.graph.lint()
     graph.recompile()
@@ -113,7 +127,7 @@ def multiply_pixels(graph: fx.GraphModule) -> None:
     >>> from fusion.inspect.examples import show_graph
     >>> from torch import channels_last, conv2d, empty
     >>> show_graph(
-    ...     lambda graph: _replace(graph, lambda call: True, _pixels),
+    ...     lambda graph: _replace(graph, lambda call: True, pixels),
     ...     lambda x, w: conv2d(x, w),
     ...     empty(2, 3, 8, 8).to(memory_format=channels_last),
     ...     empty(5, 3, 1, 1),
@@ -131,7 +145,7 @@ def multiply_pixels(graph: fx.GraphModule) -> None:
     + permute_2: f32[2, 5, 8, 8] strides (320, 1, 40, 5) = permute(view_2, [0, 3, 1, 2])
     + return permute_2
     """
-    _replace(graph, lambda call: prod(_window(call)) == 1 and _is_product(call) and _is_last(call.args[0]), _pixels)
+    _replace(graph, _multiplies_pixels, pixels)
 
 
 def _replace(
@@ -146,15 +160,13 @@ def _replace(
         with graph.graph.inserting_before(result):
             rows, weights = rows_of(call)
             terms = rows, write(call, aten.permute.default, weights, [1, 0])
-            batch, channels, *places = result.meta["val"].shape
             if biased is None:
                 product = write(call, aten.mm.default, *terms)
                 product.meta.setdefault("recompute", CheckpointPolicy.PREFER_SAVE)  # its rows would be gathered again
             else:
-                bias = write(biased, aten.view.default, biased.args[1], [channels])
+                bias = write(biased, aten.view.default, biased.args[1], [call.meta["val"].shape[1]])
                 product = write(biased, aten.addmm.default, bias, *terms)
-            product = write(call, aten.view.default, product, [batch, *places, channels])
-            image = write(call, aten.permute.default, product, _first(len(places)))
+            image = image_of(call, product)
             if image.meta["val"].stride() != result.meta["val"].stride():
                 image = with_strides(image, result.meta["val"].stride())
         result.replace_all_uses_with(image)
@@ -187,8 +199,8 @@ def _differentiate(call: fx.Node) -> None:
     with call.graph.inserting_before(call):
         rows, weights = _patches(call)
         outputs = weights.meta["val"].shape[0]
-        gradient = write(call, aten.permute.default, call.args[0], _last(len(_window(call))))
-        gradient = _matrix(call, gradient, rows.meta["val"].shape[0], outputs)
+        gradient = write(call, aten.permute.default, call.args[0], last_order(len(window_of(call))))
+        gradient = as_matrix(call, gradient, rows.meta["val"].shape[0], outputs)
         gradients = (
             _image(call, write(call, aten.mm.default, gradient, weights)) if wanted[0] else None,
             _weight(call, write(call, aten.mm.default, write(call, aten.permute.default, gradient, [1, 0]), rows))
@@ -209,10 +221,10 @@ def _differentiate(call: fx.Node) -> None:
 
 def _image(call: fx.Node, rows: fx.Node) -> fx.Node:
     """Put rows of patches, as `_patches` writes them, back into an image."""
-    image, window = _operands(call)[0], _window(call)
+    image, window = operands(call)[0], window_of(call)
     batch, channels, *sides = image.meta["val"].shape
     places, dims = [side // size for side, size in zip(sides, window, strict=True)], len(window)
-    is_last = _is_last(image)
+    is_last = has_channels_last(image)
     shape = [batch, *places, *window, channels] if is_last else [batch, *places, channels, *window]
     rows = write(call, aten.view.default, rows, shape)
     first = dims + 1 if is_last else dims + 2
@@ -224,12 +236,12 @@ def _image(call: fx.Node, rows: fx.Node) -> fx.Node:
 
 def _weight(call: fx.Node, rows: fx.Node) -> fx.Node:
     """View rows of weights, in the order that `_patches` gives them, as a weight."""
-    image, weight = _operands(call)
+    image, weight = operands(call)
     outputs, channels, *window = weight.meta["val"].shape
-    if not _is_last(image):
+    if not has_channels_last(image):
         return write(call, aten.view.default, rows, [outputs, channels, *window])
     rows = write(call, aten.view.default, rows, [outputs, *window, channels])
-    return write(call, aten.permute.default, rows, _first(len(window)))
+    return write(call, aten.permute.default, rows, first_order(len(window)))
 
 
 def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
@@ -237,19 +249,19 @@ def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
 
     The order within a row is the image's in memory: channels last come last.
     """
-    image, weight = _operands(call)
+    image, weight = operands(call)
     outputs, channels, *window = weight.meta["val"].shape
     batch, _, *sides = image.meta["val"].shape
     places, dims, is_last = (
         [side // size for side, size in zip(sides, window, strict=True)],
         len(window),
-        _is_last(image),
+        has_channels_last(image),
     )
     for dim, (side, place, size) in enumerate(zip(sides, places, window, strict=True), 2):
         if side > place * size:  # pixels that fill no window
             image = write(call, aten.slice.Tensor, image, dim, 0, place * size)
     if is_last:
-        image, weight = (write(call, aten.permute.default, each, _last(dims)) for each in (image, weight))
+        image, weight = (write(call, aten.permute.default, each, last_order(dims)) for each in (image, weight))
     pixels = [size for both in zip(places, window, strict=True) for size in both]
     image = write(call, aten.view.default, image, [batch, *pixels, channels] if is_last else [batch, channels, *pixels])
     first = 1 if is_last else 2
@@ -257,27 +269,22 @@ def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
     order = [0, *across, *within, 2 * dims + 1] if is_last else [0, *across, 1, *within]
     image = write(call, aten.permute.default, image, order)
     terms = channels * prod(window)
-    return _matrix(call, image, batch * prod(places), terms), _matrix(call, weight, outputs, terms)
+    return as_matrix(call, image, batch * prod(places), terms), as_matrix(call, weight, outputs, terms)
 
 
 def _windows(call: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Write the windows of an image as rows [n · places, c · window], and the weight as [o, c · window]."""
-    image, weight = map(_before_copy, _operands(call))
+    image, weight = map(_before_copy, operands(call))
     outputs, channels, *window = weight.meta["val"].shape
-    dims, is_last = len(window), _is_last(image)
-    stride, padding = (_each(setting, dims) for setting in _settings(call)[:2])
-    if any(padding):
-        around = [side for size in reversed(padding) for side in (size, size)]
-        image = write(call, aten.constant_pad_nd.default, image, around, 0.0)
-    for dim, (size, step) in enumerate(zip(window, stride, strict=True), 2):
-        image = write(call, aten.unfold.default, image, dim, size, step)
+    dims, is_last = len(window), has_channels_last(image)
+    image = unfolded(call, padded(call, image))
     places, within = range(2, dims + 2), range(dims + 2, 2 * dims + 2)
     batch, _, *sides = image.meta["val"].shape[: dims + 2]
     image = write(call, aten.permute.default, image, [0, *places, *within, 1] if is_last else [0, *places, 1, *within])
     if is_last:
-        weight = write(call, aten.permute.default, weight, _last(dims))
+        weight = write(call, aten.permute.default, weight, last_order(dims))
     terms = channels * prod(window)
-    return _matrix(call, image, batch * prod(sides), terms), _matrix(call, weight, outputs, terms)
+    return as_matrix(call, image, batch * prod(sides), terms), as_matrix(call, weight, outputs, terms)
 
 
 def _before_copy(node: fx.Node) -> fx.Node:
@@ -292,59 +299,36 @@ def _before_copy(node: fx.Node) -> fx.Node:
             return node
 
 
-def _pixels(call: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """View the pixels of an image with channels last as rows [n · places, c], and the weight as [o, c]."""
-    image, weight = _operands(call)
-    batch, channels, *sides = image.meta["val"].shape
-    image = write(call, aten.permute.default, image, _last(len(sides)))
-    return (
-        write(call, aten.view.default, image, [batch * prod(sides), channels]),
-        _matrix(call, weight, weight.meta["val"].shape[0], channels),
-    )
-
-
-def _last(dims: int) -> list[int]:
-    """Return the order of dimensions that moves the channels of an image behind its `dims` others."""
-    return [0, *range(2, dims + 2), 1]
-
-
-def _first(dims: int) -> list[int]:
-    """Return the order of dimensions that moves the channels of an image back."""
-    return [0, dims + 1, *range(1, dims + 1)]
-
-
-def _matrix(call: fx.Node, node: fx.Node, rows: int, columns: int) -> fx.Node:
-    """View a tensor, or where that is not possible a copy, as a matrix."""
-    if not node.meta["val"].is_contiguous():
-        node = write(call, aten.clone.default, node, memory_format=torch.contiguous_format)
-    return write(call, aten.view.default, node, [rows, columns])
-
-
 def _is_product(call: fx.Node) -> bool:
     """Return whether a convolution is one product of matrices on matrix units: each pixel is in at most one window."""
     if not _is_dense(call):
         return False
-    window = _window(call)
-    stride, padding = (_each(setting, len(window)) for setting in _settings(call)[:2])
+    window = window_of(call)
+    stride, padding = (each(setting, len(window)) for setting in settings(call)[:2])
     return stride == window and not any(padding)
+
+
+def _multiplies_pixels(call: fx.Node) -> bool:
+    """Return whether a convolution multiplies each pixel of an image with channels last, on matrix units."""
+    return prod(window_of(call)) == 1 and _is_product(call) and has_channels_last(call.args[0])
 
 
 def _sees_few_channels(call: fx.Node) -> bool:
     """Return whether a convolution on matrix units has so few channels that its windows are worth rows of a matrix."""
-    if not _is_dense(call) or prod(_window(call)) == 1:
+    if not _is_dense(call) or prod(window_of(call)) == 1:
         return False
-    channels, *window = map(int, _operands(call)[1].meta["val"].shape[1:])
+    channels, *window = map(int, operands(call)[1].meta["val"].shape[1:])
     in_line = channels * prod(window) == window[-1]  # one after another in memory
     return channels <= FEW_CHANNELS and (window[-1] <= SHORT_WINDOW or in_line)
 
 
 def _is_dense(call: fx.Node) -> bool:
     """Return whether a convolution of 16-bit floats on matrix units multiplies all channels, without gaps."""
-    *_, dilation, transposed, _, groups = _settings(call)
-    values = [operand.meta["val"] for operand in _operands(call)]
+    *_, dilation, transposed, _, groups = settings(call)
+    values = [operand.meta["val"] for operand in operands(call)]
     if not all(value.ndim > 2 and is_known(value) and value.dtype in HALVES for value in values):
         return False
-    spread = {*_each(dilation, len(_window(call)))} != {1}
+    spread = {*each(dilation, len(window_of(call)))} != {1}
     return not transposed and groups == 1 and not spread and on_matrix_units(values[0])
 
 
@@ -352,35 +336,3 @@ def _covers(image: object, weight: object) -> bool:
     """Return whether each pixel of an image is in a window."""
     sides = [cast(fx.Node, operand).meta["val"].shape[2:] for operand in (image, weight)]
     return all(side % size == 0 for side, size in zip(*sides, strict=True))
-
-
-def _window(call: fx.Node) -> list[int]:
-    """Return the kernel size of a convolution per dimension; 0 for symbolic sizes."""
-    weight = _operands(call)[1].meta["val"]
-    return [*weight.shape[2:]] if is_known(weight) else [0]
-
-
-def _is_last(image: object) -> bool:
-    """Return whether an image, or a volume, has its channels last."""
-    assert isinstance(image, fx.Node)
-    value = image.meta["val"]
-    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(value.ndim)
-    return order is not None and value.is_contiguous(memory_format=order)
-
-
-def _each(setting: object, dims: int) -> list[int]:
-    """Return a setting for each of `dims` dimensions; it may be given once for all."""
-    values = [*cast("Sequence[int]", setting)]
-    return values * dims if len(values) == 1 else values
-
-
-def _operands(call: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Return the image and the weight of a convolution, or of its gradient."""
-    first = 1 if call.target is aten.convolution_backward.default else 0
-    return cast("tuple[fx.Node, fx.Node]", call.args[first : first + 2])
-
-
-def _settings(call: fx.Node) -> tuple[object, ...]:
-    """Return stride, padding, dilation, transposed, output padding and groups; both operations have a bias before."""
-    first = 4 if call.target is aten.convolution_backward.default else 3
-    return call.args[first : first + 6]
