@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fusion
+from benchmarks.harness import Refused
 
 
 class Step(nn.Module):
@@ -48,12 +49,15 @@ def saved_call(model: nn.Module, cache: Any, words: Tensor, before: int) -> Call
 
     Raises:
         FusionError: a part of the program cannot be saved.
+        Refused: the program has no generated kernel.
     """
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "step.fusion"
         exported = torch.export.export(Step(model, cache, before).eval(), (words,), strict=False)
         fusion.save(exported, path, inputs=(words,))
         loaded = fusion.load(path)
+    if not loaded.manifest["kernels"]:
+        raise Refused("the saved program has no generated kernel")
     length = loaded.state_dict()["length"]
 
     def call() -> Tensor:

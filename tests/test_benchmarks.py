@@ -23,6 +23,7 @@ from benchmarks import (
     modes,
     packed,
     programs,
+    saved_step,
     scheduling,
     small,
     suite,
@@ -231,6 +232,16 @@ def test_calls_are_timed_beside_memory_in_turn(monkeypatch):
     assert times["one"] == BesideMemory([1] * 3, [1] * 3, [1] * 3)
     uneven = BesideMemory([2.0, 4.0, 9.0], [1.0, 1.0, 9.0], [2.0, 6.0, 9.0])
     assert (uneven.seconds, uneven.of_reading, uneven.of_copying) == (4.0, 0.5, 1.0)
+
+
+def test_a_saved_step_without_kernels_is_refused(monkeypatch):
+    loaded = SimpleNamespace(manifest={"kernels": []})
+    monkeypatch.setattr(saved_step.torch.export, "export", lambda *args, **settings: None)
+    monkeypatch.setattr(saved_step.fusion, "save", lambda *args, **settings: None)
+    monkeypatch.setattr(saved_step.fusion, "load", lambda path: loaded)
+    monkeypatch.setattr(saved_step, "Step", lambda *args: torch.nn.Identity())
+    with pytest.raises(Refused, match="no generated kernel"):
+        saved_step.saved_call(torch.nn.Identity(), None, torch.zeros(1), 0)
 
 
 @pytest.mark.usefixtures("without_inductor")

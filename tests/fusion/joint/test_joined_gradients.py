@@ -164,6 +164,8 @@ def test_gradients_of_attention_agree_with_eager(bias: bool, monkeypatch: pytest
     for mine, exact in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, exact)
         assert mine.stride() == exact.stride()
+    weights = [gradient for gradient in ours if gradient.shape == (32, 32)]
+    assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1, "they are rows of one product"
     before = [gradient.clone() for gradient in ours]
     ours[1].zero_()
     for mine, kept in zip(ours[2:], before[2:], strict=True):
