@@ -25,7 +25,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.ir.program import Contract, Map, Program, Reduce, Scan
+from fusion.lowering.ir.program import Contract, Map, Program, Reduce
 from fusion.schedule.chained.candidates import tiles_of
 from fusion.schedule.chained.copies import separated
 from fusion.schedule.chained.crossing import crossed
@@ -116,7 +116,7 @@ class _Finder:
 
     def _is_sink(self, position: int) -> bool:
         node = self.program.nodes[position]
-        if not isinstance(node, (Reduce, Scan, Contract)) or position in self.tiles:
+        if not isinstance(node, (Reduce, Contract)) or position in self.tiles:
             return False
         return any(p in self.tiles for p in self.dependences.producers(position))
 

@@ -67,12 +67,13 @@ def _is_worth_recomputing(dependences: Dependences, node: Contract, least: float
 
 
 def _needs_whole(dependences: Dependences, reader: int, tiles: Collection[int]) -> bool:
+    """Return whether a reader needs a tile in memory: no loop over tiles keeps the running values of a scan."""
     match dependences.node(reader):
-        case Extern() | Chunked() | Scatter():
+        case Extern() | Chunked() | Scan() | Scatter():
             return True
         case Map():
             return reader not in tiles
-        case Reduce() | Scan() | Contract():
+        case Reduce() | Contract():
             return False
         case unknown:
             assert_never(unknown)

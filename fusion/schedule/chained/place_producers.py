@@ -16,7 +16,7 @@ import sympy
 
 from fusion.lowering.indexing import replace_axes, substitute_all
 from fusion.lowering.ir.expr import Expr, Load, free_axes, loads
-from fusion.lowering.ir.program import Axis, Compute, Contract, Map, Reduce, Scan
+from fusion.lowering.ir.program import Axis, Compute, Contract, Map, Reduce
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space, fresh
 
@@ -133,7 +133,7 @@ class ProducerPlacement:
         if producer in self.tiles:
             return True
         node = self.dependences.node(producer)
-        if not isinstance(node, (Map, Reduce, Scan)):
+        if not isinstance(node, (Map, Reduce)):
             return False
         return any(p in self.tiles or self._is_row_statistic(p) for p in self.dependences.producers(producer))
 

@@ -169,6 +169,19 @@ def test_long_rows(target: str) -> None:
     assert_as_eager(fused(x), function(x), function(x.double()))
 
 
+@pytest.mark.parametrize("target", ["reference", "c"])
+@pytest.mark.parametrize("dim", [-2, -1])
+def test_running_sums_of_products(target: str, dim: int) -> None:
+    """A scan needs the product in memory: a kernel that loops over the product's tiles keeps no running sums."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return (x @ y).masked_fill(hidden, 0).cumsum(dim)
+
+    x, y, hidden = torch.randn(8, 256, 16), torch.randn(8, 16, 256), torch.rand(256, 256) < 0.5
+    fused = fusion.fuse(function, options={"target": target, "strict": True})
+    assert_as_eager(fused(x, y, hidden), function(x, y, hidden), function(x.double(), y.double(), hidden))
+
+
 # Few rows -------------------------------------------------------------------------------------------------------------
 
 SPLIT = {
