@@ -13,7 +13,7 @@ from functools import reduce
 import torch
 from torch._ops import OpOverload
 
-from fusion.runtime.memory import allocator, empty_large, in_memory_of
+from fusion.runtime.memory import allocator, empty_hidden, empty_large, in_memory_of
 from fusion.runtime.results import as_traced
 
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -32,6 +32,7 @@ _OF_TORCH: Mapping[str, Callable[..., object]] = {
 STEP_FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "empty": allocator(_CPU, _CPU) or torch.empty_strided,
     "empty_large": empty_large,
+    "empty_hidden": empty_hidden,
     "empty_cuda": allocator(_CUDA, _CUDA) or torch.empty_strided,
     "in_memory_of": in_memory_of,
     "as_traced": as_traced,

@@ -4,7 +4,8 @@ Called once for each result of each kernel of each step, PyTorch's general funct
 parse names, look up a device and go through a dispatcher.  Inductor's allocators do not; they are used here.
 
 The C library maps large tensors of a CPU anew each time, and the kernel zeroes each page when it is first written to:
-with pages of 4 KB this takes longer than most kernels that write them.  For such tensors huge pages are requested.
+with pages of 4 KB this takes longer than most kernels that write them.  For such tensors huge pages are requested, and
+those that no program sees are in memory of earlier ones (`recycled`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Protocol, cast
 import torch
 
 from fusion.runtime import Boxed
+from fusion.runtime.recycled import recycled
 
 
 class _Native(Protocol):
@@ -71,7 +73,15 @@ def _empty_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtyp
     return tensor
 
 
+def _empty_hidden(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a new tensor on the CPU, in recycled memory if it is large; it cannot be resized."""
+    count = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    vector = recycled(count, dtype) if count * dtype.itemsize >= LARGE else None
+    return _empty_large(shape, strides, dtype) if vector is None else in_memory_of(vector, shape, strides)
+
+
 empty_large = _called("empty_large", _empty_large)
+empty_hidden = _called("empty_hidden", _empty_hidden)
 
 _ALLOCATORS = {
     "cpu": _called("empty", _native._empty_strided_cpu),
@@ -80,7 +90,7 @@ _ALLOCATORS = {
 
 
 def allocator(
-    device: torch.device, main: torch.device | None, size: int | None = 0
+    device: torch.device, main: torch.device | None, size: int | None = 0, *, hidden: bool = False
 ) -> Callable[..., torch.Tensor] | None:
     """Return an allocator on `device` for (shape, strides, dtype), where `main` is current if it is an accelerator.
 
@@ -88,12 +98,14 @@ def allocator(
 
     Args:
         size: the bytes that it allocates; None if each call has its own.
+        hidden: whether no program sees the tensor, so that it need not be resizable.
 
     >>> allocator(torch.device("cpu"), torch.device("cpu"))((2, 3), (3, 1), torch.int8).shape
     torch.Size([2, 3])
     """
     if device.type == "cpu":
-        return empty_large if size is None or size >= LARGE else _ALLOCATORS["cpu"]
+        large = empty_hidden if hidden else empty_large
+        return large if size is None or size >= LARGE else _ALLOCATORS["cpu"]
     return _ALLOCATORS[device.type] if device == main and device.type in _ALLOCATORS else None
 
 
@@ -103,7 +115,7 @@ def allocator_device(function: object) -> str | None:
     >>> allocator_device(allocator(torch.device("cpu"), None)), allocator_device(torch.empty)
     ('cpu', None)
     """
-    if function is empty_large:
+    if function in (empty_large, empty_hidden):
         return "cpu"
     return next((device for device, each in _ALLOCATORS.items() if each is function), None)
 

@@ -32,14 +32,14 @@ from fusion.lowering.ir.program import Buffer, BufferRef, Call, Extern, ExternAr
 from fusion.operations.attention import cudnn_attention_backward
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.located import failing, located
-from fusion.runtime.memory import LARGE, allocator, empty_large, in_memory_of
+from fusion.runtime.memory import LARGE, allocator, empty_hidden, empty_large, in_memory_of
 from fusion.runtime.names import identifier, named
 from fusion.runtime.results import as_traced
 from fusion.runtime.sequence_calls import NativeLaunch
 from fusion.runtime.sequences import IN_C
 from fusion.runtime.sizes import Sizes
 from fusion.runtime.stacks import RESULT
-from fusion.runtime.views import only_reads, starts, unaliased_results
+from fusion.runtime.views import only_reads, seen_by_caller, starts, unaliased_results
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
@@ -164,6 +164,7 @@ class _Splicer:
         self.unaliased: frozenset[str] = frozenset()  # results that could as well own their memory
         self.backward_only: frozenset[str] = frozenset()  # the same for results that only backward gets
         self.visible: frozenset[str] = frozenset()  # all other results
+        self.seen: frozenset[str] = frozenset()  # buffers whose memory the caller gets
         self.root = torch.nn.Module()
 
     def run(
@@ -183,6 +184,7 @@ class _Splicer:
             self.program, steps, UNCHECKED_CALLS | ATTENTION.keys(), kept
         )
         self.visible = self.program.output_names() - self.unaliased - self.backward_only
+        self.seen = seen_by_caller(self.program, steps, kept)
         for step in steps:
             match step:
                 case Extern():
@@ -208,7 +210,7 @@ class _Splicer:
     def _launch(self, call: KernelCall, launch: Callable[..., object], entry: Entry | None) -> None:
         for name in call.written:
             buffer, layout = self.program.buffers[name], self._layout(name)
-            empty = allocator(buffer.device, self.main, self._allocated(buffer))
+            empty = allocator(buffer.device, self.main, self._allocated(buffer), hidden=name not in self.seen)
             if empty is not None:
                 node = self.graph.call_function(empty, (*layout, buffer.dtype))
             else:
@@ -259,7 +261,10 @@ class _Splicer:
             (out,) = cast("tuple[str]", call.outs)
             keywords = {
                 **keywords,
-                "out": call_function(empty_large, (*self._layout(out), self.program.buffers[out].dtype)),
+                "out": call_function(
+                    empty_large if out in self.seen else empty_hidden,
+                    (*self._layout(out), self.program.buffers[out].dtype),
+                ),
             }
         node = call_function(function, map_leaves(call.args, argument), keywords)
         for symbol, place, dim in call.sizes:

@@ -105,3 +105,15 @@ def unaliased_results(
     returned = {roots[name] for name in visible}
     unaliased = frozenset(name for name in own if count[roots[name]] == 1)
     return unaliased, frozenset(name for name in own if roots[name] not in returned)
+
+
+def seen_by_caller(program: Program, steps: Sequence[KernelCall | Call], kept: Collection[int]) -> frozenset[str]:
+    """Return the buffers whose memory the caller gets, in results that are not for backward alone (`kept`)."""
+    whole = memory_of([step for step in steps if isinstance(step, Extern)])
+    seen = {out.name for k, out in enumerate(program.outputs) if isinstance(out, BufferRef) and k not in kept}
+    seen |= {whole.get(name, name) for name in seen}
+    for step in reversed(steps):
+        if isinstance(step, KernelCall):
+            operands = [operand for result, operand in step.over.items() if result in seen]
+            seen.update(operands, (whole.get(operand, operand) for operand in operands))
+    return frozenset(seen)
