@@ -21,6 +21,13 @@ NO_MEMORY = 2
 """The bit of a function's result that says that there was no memory for its scratch arrays; the bit 1 says that a check
 has failed."""
 
+SHARE_SUFFIX, SCRATCH_SUFFIX = "share", "scratch"
+"""Ends of the names of the functions that compute one thread's share of a launch, and that return the bytes of scratch
+memory which that needs; a kernel has both or neither."""
+
+REGION = "#pragma omp parallel"
+"""The text with which the function of a kernel opens a parallel region."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

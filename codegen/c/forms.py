@@ -80,6 +80,10 @@ def _functions(kernel: Kernel, few_rows: bool) -> list[str]:
     """Return the C functions of a launch, each above its callers."""
     functions: list[str] = []
     for part in called_by(kernel):
-        *inner, last = _functions(part, few_rows)
-        functions += [*inner, f"static {last}"]
+        functions += map(_static, _functions(part, few_rows))
     return list(dict.fromkeys([*functions, *form_of(kernel).emit(kernel, few_rows)]))
+
+
+def _static(function: str) -> str:
+    """Return a function that no other object sees."""
+    return f"static {function}" if function.startswith(("int ", "int64_t ")) else function

@@ -3,6 +3,9 @@
 Input: a kernel with a plan; output: the texts of its C functions.  A separate kernel computes x into scratch memory;
 that is arranged in the order in which a register gives out the weights (`text/skinny`).  Each column is then one call
 for all rows.  What depends on the sums follows once those of a block of columns are known, in lanes.
+
+Threads share the columns.  Rows that one thread arranges in little time are arranged by each of them: then none waits
+for another, and the kernel is divided into shares (`Frame.shared`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from math import prod
 import sympy
 import torch
 
-from fusion.codegen.c.calls import NO_MEMORY
+from fusion.codegen.c.calls import NO_MEMORY, REGION
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.function import loops_function
 from fusion.codegen.c.plan.loop_fusion import extend_spans
@@ -25,7 +28,7 @@ from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import WRONG, Extent, Level, chunks_of, indented, render, whole_extent
 from fusion.codegen.c.text.scratch import Scratch, on_heap
-from fusion.codegen.c.text.skinny import stream_text
+from fusion.codegen.c.text.skinny import Stream, stream_text
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.lowering.checks.checked import has_checks
 from fusion.lowering.indexing import ZERO
@@ -34,6 +37,9 @@ from fusion.lowering.ir.kernel import Kernel, KernelAxis, Param, Role, Stmt, Sto
 
 MOST_ON_ONE_THREAD = 1 << 15
 """Elements that are arranged on one thread."""
+
+_COSTLY = (REGION, "aligned_alloc(", "_Alignas(")
+"""Text of staging that one thread does not repeat for itself: loops for several threads, and scratch arrays."""
 
 PADDING = 16
 """Scales that may be read past the last one."""
@@ -48,7 +54,8 @@ def skinny_functions(kernel: Kernel) -> tuple[str, ...]:
     plan = plan_of(kernel)
     assert plan is not None, "the form applies"
     streams = dict.fromkeys(stream_text(product.stream) for product in plan.products)
-    return (*streams, f"static {loops_function(staging_kernel(plan))}", _Function(plan).text())
+    staged = loops_function(staging_kernel(plan))
+    return (*streams, f"static {staged}", *_Function(plan).texts(plain=not any(mark in staged for mark in _COSTLY)))
 
 
 def _order(plan: SkinnyPlan) -> tuple[KernelAxis, ...]:
@@ -92,6 +99,12 @@ def staging_kernel(plan: SkinnyPlan) -> Kernel:
     return replace(whole, name=f"{kernel.name}_staged", params=(*read, *written))
 
 
+def _stages_apart(plan: SkinnyPlan) -> bool:
+    """Return whether nothing that the kernel stores is read where factors are staged."""
+    written = {param.name for param in plan.kernel.params if param.written}
+    return written.isdisjoint(param.name for param in staging_kernel(plan).params)
+
+
 def _folded(name: str) -> str:
     return f"rows_{name}"
 
@@ -108,7 +121,8 @@ class _Function:
         self.folded = {fold.name: self.space.exactly(_folded(fold.name)) for fold in plan.before}
         self.arranged = {(product.factor, product.stream): self.space.fresh("arranged") for product in plan.products}
 
-    def text(self) -> str:
+    def texts(self, *, plain: bool) -> tuple[str, ...]:
+        """Return the texts of the functions, the kernel's own last; `plain`: the factors are staged at little cost."""
         plan = self.plan
         size = plan.count * plan.depth
         scratch = [Scratch(name, "float", str(size)) for name in self.arrays.values()]
@@ -118,13 +132,23 @@ class _Function:
             if stream.fixed_point is not None:
                 held = str(stream.fixed_point.words(plan.depth))
             scratch.append(Scratch(name, "float", held))
-        heap = on_heap(scratch, self.space, shared=False)
         width = prod(int(axis.size) for axis in plan.columns)
         shared = width * size * len(plan.products) >= ENOUGH
-        columns = self._columns(shared)
-        return self.frame.function(
-            [*heap.before, *self._stage(heap.after), *self._arrange(shared), *columns, *heap.after]
-        )
+        together = any(self._arranges_together(stream) for _, stream in self.arranged)
+        if shared and plain and not together and _stages_apart(plan):
+            lines = [self._staged(), *self._arrange(shared=False), *self._columns("#pragma omp for nowait")]
+            return self.frame.shared(lines, scratch)
+        heap = on_heap(scratch, self.space, shared=False)
+        region = "#pragma omp parallel for num_threads(threads)" if shared else ""
+        lines = [*self._stage(heap.after), *self._arrange(shared), *self._columns(region)]
+        return (self.frame.function([*heap.before, *lines, *heap.after]),)
+
+    def _arranges_together(self, stream: Stream) -> bool:
+        """Return whether threads share the arrangement of a factor, if they share the columns.
+
+        Whether fixed point will do is known of the whole row.
+        """
+        return self.plan.count * self.plan.depth > MOST_ON_ONE_THREAD and stream.fixed_point is None
 
     def _writer(self) -> ValueWriter:
         written = frozenset(param.name for param in self.kernel.params if param.written)
@@ -137,13 +161,21 @@ class _Function:
         step = self._step(per_word)
         return f"(({self.plan.depth} + {step} - 1)/({step}))"
 
-    def _stage(self, release: Sequence[str]) -> Iterator[str]:
-        """Yield the call that computes the factors."""
+    def _staging(self) -> str:
+        """Return the call that computes the factors."""
         staging = staging_kernel(self.plan)
         own = {**self.params, **self.arrays, **{_folded(name): array for name, array in self.folded.items()}}
         arguments = [own[param.name] for param in staging.params] + [self.names[size] for size in staging.sizes]
+        return f"{staging.name}({', '.join([*arguments, 'threads'])})"
+
+    def _staged(self) -> str:
+        """Return the line that computes the factors, which takes no scratch memory."""
+        return f"{WRONG} |= {self._staging()};" if has_checks(self.kernel) else f"{self._staging()};"
+
+    def _stage(self, release: Sequence[str]) -> Iterator[str]:
+        """Yield the lines that compute the factors."""
         name = self.space.fresh("failed")
-        yield f"const int {name} = {staging.name}({', '.join([*arguments, 'threads'])});"
+        yield f"const int {name} = {self._staging()};"
         yield f"if ({name} & {NO_MEMORY}) {{"
         yield from indented([*release, f"return {name};"])
         yield "}"
@@ -156,22 +188,24 @@ class _Function:
         for (factor, stream), name in self.arranged.items():
             array, steps = self.arrays[factors[factor]], self._steps(stream.per_word)
             call = f"arranged_{stream.name}({array}, {self.plan.depth}, "
-            alone = not shared or self.plan.count * self.plan.depth <= MOST_ON_ONE_THREAD
-            if alone or stream.fixed_point is not None:  # whether fixed point will do is known of the whole row
+            if not (shared and self._arranges_together(stream)):
                 yield f"{call}0, {steps}, {name});"
                 continue
             yield "#pragma omp parallel for num_threads(threads)"
             yield f"for (int64_t step = 0; step < {steps}; step++) {call}step, step + 1, {name});"
 
-    def _columns(self, shared: bool) -> list[str]:
+    def _columns(self, pragma: str) -> list[str]:
         """Return the loops over the columns, in blocks: first the sums of a block, then the results, in lanes.
 
         Each thread has a range of the innermost axis, since whole blocks would not be distributed as evenly.
+
+        Args:
+            pragma: spreads a loop over threads; empty: one thread computes all columns.
         """
         *outer, inner = self.plan.columns
         columns, lines = self.extents[inner.symbol], list[str]()
         headers = [self.extents[axis.symbol].header for axis in outer]
-        if shared:
+        if pragma:
             part = self.space.fresh("part")
             headers.append(f"for (int64_t {part} = 0; {part} < threads; {part}++)")
             lines, columns = self._range(columns, part)
@@ -186,7 +220,7 @@ class _Function:
         for each in reversed(headers):
             lines = [f"{each} {{", *indented(lines), "}"]
         collapse = f" collapse({len(headers)})" if len(headers) > 1 else ""
-        return [*([f"#pragma omp parallel for num_threads(threads){collapse}"] if shared else []), *lines]
+        return [*([f"{pragma}{collapse}"] if pragma else []), *lines]
 
     def _range(self, columns: Extent, part: str) -> tuple[list[str], Extent]:
         """Return lines, and the range of columns that is one of `threads` parts, in whole turns."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from typing_extensions import assert_never
 
+from fusion.codegen.c.calls import SCRATCH_SUFFIX, SHARE_SUFFIX
 from fusion.codegen.c.standalone.sizes import size_code
 from fusion.codegen.c.text.nest import indented
 from fusion.codegen.standalone import (
@@ -81,8 +82,10 @@ _OF = {"size": "FUSION_SIZE", "stride": "FUSION_STRIDE", "value": "FUSION_VALUE"
 
 
 def kernel_text(number: int, source: KernelSource) -> str:
-    """Return the text of a kernel whose function has a name that no other one has."""
-    return f"#define {source.callee.function} {_kernel(number)}\n{source.text}"
+    """Return the text of a kernel whose functions have names that no other one has."""
+    name = source.callee.function
+    own = (f"#define {name}{end} {_kernel(number)}{end}" for end in ("", f"_{SHARE_SUFFIX}", f"_{SCRATCH_SUFFIX}"))
+    return "\n".join([*own, source.text])
 
 
 def program_text(program: Standalone, needs: Iterable[str] = ()) -> str:

@@ -37,6 +37,7 @@ LIBRARY: dict[str, str] = {
 } | {"lgamma_r": "double lgamma_r(double, int *)"}
 LIBRARY["aligned_alloc"] = "void *aligned_alloc(unsigned long, unsigned long)"
 LIBRARY["omp_get_thread_num"] = "int omp_get_thread_num(void)"
+LIBRARY["omp_get_num_threads"] = "int omp_get_num_threads(void)"
 """Function of the C library → its declaration."""
 
 _ALIKE = """\

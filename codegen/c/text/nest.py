@@ -33,7 +33,8 @@ _KEYWORDS = frozenset(
         *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
         *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
         *("asm", "typeof", "main", "linux", "unix", "i386"),  # of GNU C
-        *("threads", "width", "l", "INLINE", "WINDOW", WRONG, YES, NONE),  # of the text around the names
+        *("threads", "scratch", "width", "l", "INLINE", "WINDOW"),  # of the text around the names
+        *(WRONG, YES, NONE),
     )
 )
 

@@ -1,7 +1,8 @@
 """Allocates scratch arrays on the heap, before a parallel region and for all of its threads.
 
 Each array has a part for each thread, or is common to all of them.  A function that gets no memory for one of them
-returns `NO_MEMORY`, before anything was stored; in a parallel region it could not return.
+returns `NO_MEMORY`, before anything was stored; in a parallel region it could not return.  A function of one thread's
+share is given memory instead (`placed`).
 """
 
 from __future__ import annotations
@@ -59,3 +60,16 @@ def on_heap(arrays: Sequence[Scratch], space: Namespace, *, shared: bool) -> Par
     free = [f"__builtin_free({name});" for name in names]
     before += [f"if (!({' && '.join(names)})) {{", *(f"    {line}" for line in free), f"    return {NO_MEMORY};", "}"]
     return ParallelLines(before, inside, free)
+
+
+def placed(arrays: Sequence[Scratch]) -> tuple[list[str], str]:
+    """Return the lines that place `arrays` in the memory at `scratch`, and their bytes in all.
+
+    >>> placed([Scratch("x", "float", "8"), Scratch("y", "double", "n")])[0][1]
+    'double *restrict y = (double *)(scratch + (8*sizeof(float) + 63)/64*64);'
+    """
+    lines, sizes = list[str](), list[str]()
+    for each in arrays:
+        lines.append(f"{each.held} *restrict {each.name} = ({each.held} *)({' + '.join(['scratch', *sizes])});")
+        sizes.append(each.size)
+    return lines, " + ".join(sizes) or "0"
