@@ -38,12 +38,18 @@ class Entry:
         address: of the function.
         tensors: the number of its tensors.
         error: its result, and its arguments → the error.
+        opens_region: whether it spreads loops over threads in a parallel region.
+        share: the address of the function of one thread's share; 0: there is none.
+        scratch: bytes of scratch memory for a share.
     """
 
     function: object
     address: int
     tensors: int
     error: Callable[[int, Arguments], Exception]
+    opens_region: bool
+    share: int = 0
+    scratch: int = 0
 
 
 def entry_of(launch: object) -> Entry | None:
@@ -56,14 +62,15 @@ ENTRY = "entry"
 """The attribute of a launcher with its `Entry`."""
 
 
-def launcher_of(binary: bytes, callee: Callee, failed: Failed) -> Callable[..., None]:
-    """Load a function of an object, and return its launcher.
+def launcher_of(binary: bytes, callee: Callee, failed: Failed, source: str) -> Callable[..., None]:
+    """Load a function of an object that was compiled from `source`, and return its launcher.
 
     Raises:
         OSError: the object cannot be loaded.
         AttributeError: it has no such function.
     """
-    function = load(binary, callee.name)[callee.function]
+    library = load(binary, callee.name)
+    function = library[callee.function]
     count = callee.tensors
     function.argtypes = [ctypes.c_void_p] * count + [ctypes.c_int64] * callee.sizes + [ctypes.c_int]
     function.restype = ctypes.c_int
@@ -86,5 +93,20 @@ def launcher_of(binary: bytes, callee: Callee, failed: Failed) -> Callable[..., 
 
     if callee.sizes:
         return launch_sized
-    setattr(launch, ENTRY, Entry(function, ctypes.cast(function, ctypes.c_void_p).value or 0, count, error))
+    entry = Entry(function, _address(function), count, error, REGION in source, *_share_in(library, callee.function))
+    setattr(launch, ENTRY, entry)
     return launch
+
+
+def _share_in(library: ctypes.CDLL, name: str) -> tuple[int, int]:
+    """Return the address of the function of one thread's share, and its scratch memory; 0 where there is none."""
+    try:
+        share, scratch = library[f"{name}_{SHARE_SUFFIX}"], library[f"{name}_{SCRATCH_SUFFIX}"]
+    except AttributeError:
+        return 0, 0
+    scratch.argtypes, scratch.restype = (), ctypes.c_int64
+    return _address(share), cast("Callable[[], int]", scratch)()
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(cast("ctypes.c_void_p", function), ctypes.c_void_p).value or 0

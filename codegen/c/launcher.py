@@ -25,7 +25,7 @@ def build_kernel(kernel: Kernel, source: str, unkept: Callable[[str], object] = 
     Raises:
         BuildError: no compiler, the compiler's message, or the loader's.
     """
-    loaded = partial(launcher_of, callee=callee_of(kernel), failed=partial(failure, kernel))
+    loaded = partial(launcher_of, callee=callee_of(kernel), failed=partial(failure, kernel), source=source)
     return build_object(source, kernel.name, loaded, unkept)
 
 

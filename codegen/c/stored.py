@@ -27,7 +27,7 @@ class _Objects:
             OSError, AttributeError: this machine cannot load it.
         """
         bind_openmp()
-        return launcher_of(stored.content, stored.callee, stored.failed)
+        return launcher_of(stored.content, stored.callee, stored.failed, stored.source)
 
     def rebuild(self, stored: Stored) -> Callable[..., None]:
         """Compile the source for this machine, or take the object from the cache, and return its launcher.
@@ -35,7 +35,7 @@ class _Objects:
         Raises:
             BuildError: no compiler, or its message.
         """
-        load = partial(launcher_of, callee=stored.callee, failed=stored.failed)
+        load = partial(launcher_of, callee=stored.callee, failed=stored.failed, source=stored.source)
         return build_object(stored.source, stored.callee.name, load)
 
 

@@ -161,7 +161,7 @@ class _Kernels:
             return function.in_sequence()
         try:
             return function.function_in(self._content(entry["objects"][self._arch]))
-        except (OSError, AttributeError):
+        except (OSError, AttributeError, BuildError):
             return None
 
     def _rebuilt(self, loader: Loader, reason: str) -> list[Callable[..., None]]:
