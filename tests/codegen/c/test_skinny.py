@@ -13,10 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusion
+from fusion.codegen.binary import Callee
 from fusion.codegen.c.compiler import find_compiler
 from fusion.codegen.c.loops.grid import STACK
 from fusion.codegen.c.plan.threads import ENOUGH
+from fusion.codegen.c.standalone.program import kernel_text
 from fusion.codegen.c.text.skinny import MOST_SKINNY_ROWS, Stream, stream_text
+from fusion.codegen.standalone import KernelSource
 from fusion.lowering.ir.expr import Op
 from fusion.lowering.ir.kernel import Fold, Store
 from tests.codegen.c.kernels import WHOLE, axis, i0, i1, r0, run
@@ -298,3 +301,24 @@ def test_integers_are_exact_with_all_widths_of_registers(tmp_path, flags):
         for m in range(2):
             terms = ((k, ((m * depth + k) * 7 % 31 - 15) * numbers[k]) for k in range(depth))
             assert int(got[m]) == sum(term * (1 + k // 32 % 3) for k, term in terms)
+
+
+def test_kernels_of_one_library_have_functions_of_their_own():
+    """Also where two kernels are called the same, and have functions of one thread's share."""
+
+    def step(h: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(F.linear(h, w))
+
+    text = check(step, torch.randn(8, 256), torch.randn(256, 256) / 16)
+    (name,) = re.findall(r"^int (\w+)_share\(", text, re.MULTILINE)
+    for number in range(2):
+        source = kernel_text(number, KernelSource(Callee(name, name, 3, 0), text))
+        command = [*find_compiler().command, "-E", "-P", "-x", "c", "-"]
+        plain = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+        functions = set(re.findall(r"^(?:int|int64_t) (\w+)\(", plain, re.MULTILINE))
+        own = f"fusion_kernel_{number}"
+        assert {function for function in functions if not function.startswith("omp_")} == {
+            own,
+            f"{own}_share",
+            f"{own}_scratch",
+        }
