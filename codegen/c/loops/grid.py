@@ -45,7 +45,7 @@ class Tabled:
     lines: Sequence[str] = ()
 
 
-def _fits(arrays: Sequence[Array]) -> bool:
+def fit_on_stack(arrays: Sequence[Array]) -> bool:
     """Return whether arrays are small enough for a stack."""
     sizes = [array.bytes for array in arrays]
     return all(size is not None for size in sizes) and sum(size or 0 for size in sizes) <= STACK
@@ -84,12 +84,12 @@ class Grid:
         loops, inside, before = self._loops()
         nest = [*inside, *body]
         scratch: list[Scratch] = []
-        if _fits(tables.arrays):
+        if fit_on_stack(tables.arrays):
             before += [array.declaration for array in tables.arrays]
         else:
             scratch += [Scratch(array.name, array.held, f"({array.count})", common=True) for array in tables.arrays]
         alone = self._lanes.streams or not (self._team and loops)
-        if _fits(arrays):
+        if fit_on_stack(arrays):
             nest = [*(array.declaration for array in arrays), *nest]
         else:
             scratch += [Scratch(array.name, array.held, f"({array.count})") for array in arrays]

@@ -20,6 +20,7 @@ import torch
 from fusion.codegen.c.calls import NO_MEMORY, REGION
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.function import loops_function
+from fusion.codegen.c.loops.grid import Array, fit_on_stack
 from fusion.codegen.c.plan.loop_fusion import extend_spans
 from fusion.codegen.c.plan.scatters import scatters
 from fusion.codegen.c.plan.threads import ENOUGH
@@ -27,7 +28,7 @@ from fusion.codegen.c.skinny.plan import SkinnyPlan, SkinnyProduct, plan_of, sca
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import WRONG, Extent, Level, chunks_of, indented, render, whole_extent
-from fusion.codegen.c.text.scratch import Scratch, on_heap
+from fusion.codegen.c.text.scratch import ParallelLines, Scratch, on_heap
 from fusion.codegen.c.text.skinny import Stream, stream_text
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.lowering.checks.checked import has_checks
@@ -37,6 +38,9 @@ from fusion.lowering.ir.kernel import Kernel, KernelAxis, Param, Role, Stmt, Sto
 
 MOST_ON_ONE_THREAD = 1 << 15
 """Elements that are arranged on one thread."""
+
+MOST_LANES = 16
+"""Floats of the widest registers."""
 
 _COSTLY = (REGION, "aligned_alloc(", "_Alignas(")
 """Text of staging that one thread does not repeat for itself: loops for several threads, and scratch arrays."""
@@ -124,24 +128,35 @@ class _Function:
     def texts(self, *, plain: bool) -> tuple[str, ...]:
         """Return the texts of the functions, the kernel's own last; `plain`: the factors are staged at little cost."""
         plan = self.plan
-        size = plan.count * plan.depth
-        scratch = [Scratch(name, "float", str(size)) for name in self.arrays.values()]
-        scratch += [Scratch(name, "float", str(plan.count)) for name in self.folded.values()]
-        for (_, stream), name in self.arranged.items():
-            held = f"({self._steps(stream.per_word)}*{self._step(stream.per_word)}*{plan.count})"
-            if stream.fixed_point is not None:
-                held = str(stream.fixed_point.words(plan.depth))
-            scratch.append(Scratch(name, "float", held))
+        arrays = self._scratch()
+        scratch = [Scratch(array.name, array.held, array.count) for array in arrays]
         width = prod(int(axis.size) for axis in plan.columns)
-        shared = width * size * len(plan.products) >= ENOUGH
+        shared = width * plan.count * plan.depth * len(plan.products) >= ENOUGH
         together = any(self._arranges_together(stream) for _, stream in self.arranged)
         if shared and plain and not together and _stages_apart(plan):
-            lines = [self._staged(), *self._arrange(shared=False), *self._columns("#pragma omp for nowait")]
+            staged = f"{WRONG} |= {self._staging()};" if has_checks(self.kernel) else f"{self._staging()};"
+            lines = [staged, *self._arrange(shared=False), *self._columns("#pragma omp for nowait")]
             return self.frame.shared(lines, scratch)
         heap = on_heap(scratch, self.space, shared=False)
+        if not shared and fit_on_stack(arrays):
+            heap = ParallelLines([array.declaration for array in arrays], [], [])
         region = "#pragma omp parallel for num_threads(threads)" if shared else ""
         lines = [*self._stage(heap.after), *self._arrange(shared), *self._columns(region)]
         return (self.frame.function([*heap.before, *lines, *heap.after]),)
+
+    def _scratch(self) -> list[Array]:
+        """Return the scratch arrays, with the most elements that they have with any instructions."""
+        count, depth = self.plan.count, self.plan.depth
+        arrays = [Array(name, "float", str(count * depth), count * depth) for name in self.arrays.values()]
+        arrays += [Array(name, "float", str(count), count) for name in self.folded.values()]
+        for (_, stream), name in self.arranged.items():
+            held = f"({self._steps(stream.per_word)}*{self._step(stream.per_word)}*{count})"
+            most = (depth + stream.per_word * MOST_LANES) * count
+            if stream.fixed_point is not None:
+                most = stream.fixed_point.words(depth)
+                held = str(most)
+            arrays.append(Array(name, "float", held, most))
+        return arrays
 
     def _arranges_together(self, stream: Stream) -> bool:
         """Return whether threads share the arrangement of a factor, if they share the columns.
@@ -167,10 +182,6 @@ class _Function:
         own = {**self.params, **self.arrays, **{_folded(name): array for name, array in self.folded.items()}}
         arguments = [own[param.name] for param in staging.params] + [self.names[size] for size in staging.sizes]
         return f"{staging.name}({', '.join([*arguments, 'threads'])})"
-
-    def _staged(self) -> str:
-        """Return the line that computes the factors, which takes no scratch memory."""
-        return f"{WRONG} |= {self._staging()};" if has_checks(self.kernel) else f"{self._staging()};"
 
     def _stage(self, release: Sequence[str]) -> Iterator[str]:
         """Yield the lines that compute the factors."""

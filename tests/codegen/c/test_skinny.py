@@ -155,6 +155,7 @@ def test_what_follows_sums_is_computed_in_lanes(rows, n, k):
     shared = rows * n * k >= ENOUGH
     assert ("< threads; part0++)" in main) == ("#pragma omp for nowait\n" in main) == shared, main
     assert main.count("#pragma omp parallel num_threads(threads)") == shared, "one region"
+    assert ("aligned_alloc(" in main) == shared, "few numbers are on the stack"
     results_of = {}
     before = torch.get_num_threads()
     try:
