@@ -70,6 +70,7 @@ SINKS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "both": lambda x, v: x.softmax(-1) @ v + x.relu().mT @ v,
     "logarithms": lambda x, v: x.logsumexp(-1),
     "sums": lambda x, v: x.relu().sum(-1),
+    "running sums": lambda x, v: x.tanh().cumsum(-1) @ v,
 }
 
 
@@ -82,7 +83,7 @@ def everything_is_chained() -> object:
         yield
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=tuple(HealthCheck))
+@settings(max_examples=48, deadline=None, derandomize=True, database=None, suppress_health_check=tuple(HealthCheck))
 @given(st.lists(st.sampled_from(TILES), min_size=1, max_size=3), st.sampled_from(sorted(SINKS)), st.booleans())
 def test_every_kernel_of_chained_products_is_generated(
     parts: list[Callable[..., torch.Tensor]], sink: str, scaled: bool
