@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections import deque
 from contextlib import suppress
 from functools import cache
@@ -61,10 +62,14 @@ class Recycler:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self.unlock()
         self._returned: deque[MappedBlock] = deque()  # by any thread, at any moment
         self._kept: list[MappedBlock] = []  # the ones that were freed last come last
         self._used = self._most = 0  # bytes in use now, and at most until now
+
+    def unlock(self) -> None:
+        """Forget who allocates at the moment: in a forked process that thread does not exist."""
+        self._lock = Lock()
 
     @property
     def held(self) -> int:
@@ -136,6 +141,8 @@ def _owning(size: int) -> Any:
 _SUPPORTED = all(hasattr(mmap, name) for name in ("MADV_FREE", "MADV_HUGEPAGE", "MAP_ANONYMOUS"))
 RECYCLER: Recycler | None = Recycler() if _SUPPORTED else None
 """The blocks of this process; None where the system cannot be asked for huge pages, or to take pages back."""
+if RECYCLER is not None:
+    os.register_at_fork(after_in_child=RECYCLER.unlock)
 
 
 def recycled(count: int, dtype: torch.dtype) -> torch.Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -77,6 +79,25 @@ def test_blocks_in_use_do_not_overlap_in_threads() -> None:
         thread.join()
     assert not failed
     assert recycler.held <= recycler.most <= 16 * HUGE_PAGE
+
+
+ENDS = """
+import os
+from fusion.runtime.recycled import RECYCLER
+from fusion.runtime.memory import LARGE, empty_hidden
+last = empty_hidden((LARGE,), (1,), __import__("torch").int8)
+with RECYCLER._lock:  # another thread, at the moment of the fork
+    child = os.fork()
+if child == 0:
+    again = empty_hidden((LARGE,), (1,), last.dtype).fill_(3)
+    os._exit(int(again[-1]))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_forks_and_ends_with_tensors_in_use() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=True)
+    assert (ended.stdout.strip(), ended.stderr.strip()) == ("3", "")
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.complex64, torch.int8])
