@@ -42,7 +42,7 @@ from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scatters import common_condition, may_collide
 from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.strip_mining import with_grouped_columns, with_groups
-from fusion.codegen.c.plan.tables import find_tables
+from fusion.codegen.c.plan.tables import find_tables, without_idle_masks
 from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.plan.uniform import unmasked, with_chosen_positions
 from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
@@ -87,7 +87,7 @@ def scaled_by(kernel: Kernel) -> Load | None:
 
 class _Function:
     def __init__(self, kernel: Kernel) -> None:
-        kernel, self.ends = _with_suitable_ends(kernel)
+        kernel, self.ends = _with_suitable_ends(without_idle_masks(kernel))
         self.kernel, self.frame = kernel, Frame(kernel)
         self.space, self.names, self.params = self.frame.space, self.frame.names, self.frame.params
         self.where = dict(spans(kernel))

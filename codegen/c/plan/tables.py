@@ -4,13 +4,14 @@ The position and the weight at which an image is sampled depend on the column; i
 compute them again.  They become tables over the lanes.  A load whose position is the sum of such a value and of a value
 that all lanes share (the row) is *gathered*: a table holds the position, so that neighbours, in any order, are taken
 from whole vectors.  Input: the sweeps of a kernel and the axis of its lanes; output: the values and loads.  Left alone:
-loads that are contiguous or have a stride, loads under masks, tensors that the kernel writes, and loops that are cut.
+loads that are contiguous or have a stride, loads under masks (but `without_idle_masks`), tensors that the kernel
+writes, and loops that are cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
@@ -19,9 +20,9 @@ from fusion.codegen.c.plan.index_set_splitting import split_index_set
 from fusion.codegen.c.plan.lanes import Lanes, terms_of
 from fusion.codegen.c.plan.loop_fusion import Sweep, Symbols, extend_spans
 from fusion.codegen.c.plan.scratch import WORTH_HOISTING, costs, outermost
-from fusion.lowering.indexing import coefficient, symbols_of
-from fusion.lowering.ir.expr import Expr, IndexValue, Load, Op, TileRef, postorder
-from fusion.lowering.ir.kernel import Kernel, Role
+from fusion.lowering.indexing import coefficient, symbols_of, within
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, Op, TileRef, free_axes, loads, postorder, rewrite
+from fusion.lowering.ir.kernel import Kernel, Loop, Role, Stmt, map_statements, values_of, with_values
 
 FEWEST_READERS = 32
 """The fewest rows that read a table: one thread computes it, while all others wait."""
@@ -45,6 +46,44 @@ class Tables:
 
     values: tuple[Expr, ...] = ()
     gathers: tuple[Gather, ...] = ()
+
+
+def without_idle_masks(kernel: Kernel) -> Kernel:
+    """Return a kernel whose loads of short tensors have no mask that the choice around them repeats, on other axes.
+
+    The condition does not decide which element is read.  Without it, what is computed of the element varies along the
+    lanes alone, such as the deviation of a channel under the bounds of a window.
+    """
+    sizes = kernel.axis_sizes()
+
+    def is_idle(load: Load, condition: Expr) -> bool:
+        index, extent = load.index[0], kernel.param(load.buffer).extent
+        return (
+            load.mask == condition
+            and bool(extent.is_Integer and extent <= LONGEST_TABLE)
+            and not isinstance(index, Expr)
+            and not index.free_symbols & free_axes(condition)
+            and within(index, extent, sizes)
+        )
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Op) or node.name != "where":
+            return None
+        condition, first, second = node.args
+        idle = {load for load in loads(first) if is_idle(load, condition)}
+        if not idle:
+            return None
+
+        def unmask(part: Expr) -> Expr | None:
+            return Load(part.buffer, part.index, part.dtype) if isinstance(part, Load) and part in idle else None
+
+        (bare,) = rewrite([first], unmask)
+        return node.rebuild((condition, bare, second))
+
+    def each(stmt: Stmt) -> Stmt:
+        return stmt if isinstance(stmt, Loop) else with_values(stmt, rewrite(values_of(stmt), rule))
+
+    return replace(kernel, body=map_statements(kernel.body, each))
 
 
 def find_tables(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes, where: dict[Expr, Symbols]) -> Tables:

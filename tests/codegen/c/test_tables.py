@@ -50,6 +50,23 @@ def test_positions_of_columns_are_computed_once():
     assert loops_in_lanes(source) >= 1
 
 
+@pytest.mark.parametrize("padding", [0, 1])
+def test_deviations_of_channels_are_computed_once_for_all_windows(padding):
+    """The bounds of a window do not decide which channel's variance is read."""
+
+    def pooled(x, mean, variance):
+        return F.max_pool2d(F.batch_norm(x, mean, variance).relu(), 3, 2, padding)
+
+    x = torch.randn(2, 64, 13, 13).contiguous(memory_format=torch.channels_last)
+    mean, variance = torch.randn(64), torch.rand(64) + 0.1
+    variance[3], variance[5], variance[7] = 0.0, torch.inf, torch.nan
+    (source,) = kernels_of(pooled, x, mean, variance)
+    before, windows = source.split("for (int64_t i0", 1)
+    assert "sqrt" in before and "sqrt" not in windows
+    got = fusion.fuse(pooled, options={"target": "c", "strict": True})(x, mean, variance)
+    torch.testing.assert_close(got, pooled(x, mean, variance), equal_nan=True)
+
+
 def test_a_fold_has_lanes_along_gathered_columns():
     """Along the channels, whose stride is long, classes of 128 × 128 points took ten times as long."""
 
