@@ -15,6 +15,7 @@ import fusion
 from fusion.compilation import compile as compilation
 from fusion.lowering.rules.assembly import MAX_PARTS
 from fusion.runtime import sequences
+from tests.fusion.runtime.test_recurrent import loop_over
 
 OPTIONS = {"target": "c", "strict": True, "graph_cache": False}
 STEPS = MAX_PARTS + 4
@@ -70,19 +71,8 @@ def test_states_are_stored_in_their_stack(called, whole, dtype):
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
 def test_a_loop_over_a_cell_is_one_launch(called, kind):
     cell = getattr(nn, f"{kind}Cell")(40, 24)
-
-    def loop(xs: Tensor, h: Tensor, c: Tensor) -> Tensor:
-        hidden = []
-        for x in xs:
-            if kind == "LSTM":
-                h, c = cell(x, (h, c))
-            else:
-                h = cell(x, h)
-            hidden.append(h)
-        return torch.stack(hidden)
-
     with torch.no_grad():
-        same(loop, torch.randn(STEPS, 3, 40), torch.randn(3, 24), torch.randn(3, 24))
+        same(loop_over(cell, kind), torch.randn(STEPS, 3, 40), torch.randn(3, 24), torch.randn(3, 24))
     assert "aten.stack.default" not in called[-1], called
     assert sum(name.startswith("launch_") for name in called[-1]) == 1, called
 
