@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.lowering.indexing import replace_axes, substitute_all
+from fusion.lowering.indexing.intervals import interval
 from fusion.lowering.ir.expr import Expr, Load, free_axes, loads
 from fusion.lowering.ir.program import Axis, Compute, Contract, Map, Reduce
 from fusion.schedule.iteration.dependences import Dependences
@@ -157,12 +158,19 @@ class ProducerPlacement:
             return None
         varying = {symbol for symbol, expr in placement.items() if expr.free_symbols & looped}
         if isinstance(node, Contract):
+            if any(self._leaves(placement[axis.symbol], axis) for axis in node.axes):
+                return None  # beside another part of a concatenation: its operands would be read past their ends
             return placement | self._private_axes(producer, node) if varying <= {*node.rows, *node.columns} else None
         if isinstance(node, Reduce):
             if varying or [axis.size for axis in node.over] != [axis.size for axis in self.looped]:
                 return None
             return placement | {axis.symbol: other.symbol for axis, other in zip(node.over, self.looped, strict=True)}
         return placement
+
+    def _leaves(self, position: sympy.Expr, axis: Axis) -> bool:
+        """Return whether a position takes values outside of an axis, as far as its bounds are known."""
+        limits = interval(position, self.sizes)
+        return limits is not None and bool(limits[0] < 0 or (axis.size.is_Integer and limits[1] >= axis.size))
 
     def _read_at(self, node: Compute, load: Load, at: Placement) -> dict[sympy.Symbol, sympy.Expr] | None:
         """Return the axes of a node's result at the index of a load placed at `at`; None if an index is loaded."""

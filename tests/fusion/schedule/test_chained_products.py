@@ -30,6 +30,13 @@ def relative(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Ten
     return (q @ k.transpose(-1, -2) + result).softmax(-1) @ v
 
 
+def skewed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The same with a table of even length: each row is moved along without padding, and reads the products alone."""
+    count, length, _ = q.shape
+    result = (q @ table.T).flatten(1)[:, length - 1 :][:, : length * (2 * length - 1)]
+    return (q @ k.transpose(-1, -2) + result.view(count, length, 2 * length - 1)[..., :length]).softmax(-1) @ v
+
+
 def by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Scores in an image: the addend of a row of keys is a product with another matrix for each row of queries."""
     count, points, width = q.shape
@@ -65,11 +72,14 @@ def operands(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 RELATIVE = ((64, 64, 16), (64, 64, 16), (64, 64, 16), (127, 16))
+SKEWED = (*RELATIVE[:3], (128, 16))
 BY_ROWS = ((64, 256, 4), (64, 256, 4), (64, 256, 4), (16, 16, 4))
 BY_KEYS = ((256, 64, 8), (256, 1024, 8), (256, 1024, 8), (256, 8), (1024, 8))
 
 
-@pytest.mark.parametrize(("function", "shapes"), [(relative, RELATIVE), (by_rows, BY_ROWS), (by_keys, BY_KEYS)])
+@pytest.mark.parametrize(
+    ("function", "shapes"), [(relative, RELATIVE), (skewed, SKEWED), (by_rows, BY_ROWS), (by_keys, BY_KEYS)]
+)
 def test_a_product_that_is_no_gemm_in_the_loop_is_computed_before_it(
     function: object, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
@@ -127,7 +137,7 @@ def test_relative_positions_have_the_values_of_eager() -> None:
     assert_as_eager(fused(*given), relative(*given), relative(*(x.double() for x in given)))
 
 
-@pytest.mark.parametrize(("function", "shapes"), [(relative, RELATIVE), (by_keys, BY_KEYS)])
+@pytest.mark.parametrize(("function", "shapes"), [(skewed, SKEWED), (by_keys, BY_KEYS)])
 def test_operands_that_are_more_than_matrices_are_refused_before_they_are_written(
     monkeypatch: pytest.MonkeyPatch, function: object, shapes: tuple[tuple[int, ...], ...]
 ) -> None:

@@ -157,6 +157,19 @@ def test_sums_that_need_each_other_are_two_kernels(threads) -> None:
     assert error(got, chained(*(x.double() for x in inputs))) <= 2e-4 * float(got.abs().max())
 
 
+def test_a_product_beside_another_in_a_softmax_is_stored() -> None:
+    """Keys of all blocks and of the own block share a softmax: over both, each product would be read past its end."""
+
+    def both(q: Tensor, k: Tensor, common: Tensor) -> Tensor:
+        near = torch.einsum("bnqf,bnkf->bnqk", q, k)
+        far = torch.einsum("bnqf,bkf->bnqk", q, common)
+        return torch.cat([far, near], -1).softmax(-1).square().sum(-1)
+
+    inputs = drawn((4, 4, 512, 16), (4, 4, 512, 16), (4, 128, 16))
+    got = fusion.fuse(both, options={"target": "c", "strict": True})(*inputs)
+    assert error(got, both(*(x.double() for x in inputs))) <= 1e-5 * float(got.abs().max())
+
+
 # Numbers -----------------------------------------------------------------------------------------------------------
 
 
